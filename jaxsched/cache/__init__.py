@@ -1,0 +1,1 @@
+"""The hybrid cache: paged blocks, recurrent-state slots, prefix index, eviction."""

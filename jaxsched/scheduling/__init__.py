@@ -1,0 +1,1 @@
+"""From a request table to a plan, and from a plan to the next table."""

@@ -1,0 +1,1 @@
+"""Workloads, costs and metrics: running the scheduler against a trace."""

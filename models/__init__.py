@@ -1,0 +1,1 @@
+"""Hybrid models in Flax that consume a plan."""
