@@ -4,6 +4,7 @@ Only the names listed in `__all__` are promised; the modules behind them are ope
 read and may move.
 """
 
+from jaxsched.core.build import bucket_size, budget, request_table
 from jaxsched.core.config import (
     MAX_COUNT,
     NO_ID,
@@ -18,19 +19,45 @@ from jaxsched.core.config import (
 )
 from jaxsched.core.plan import Budget, Plan
 from jaxsched.core.requests import RequestTable
+from jaxsched.scheduling.chunking import Limits, Prefills, chunk_sizes
+from jaxsched.scheduling.scheduler import advance, schedule
+from jaxsched.scheduling.snapshots import (
+    SnapshotRules,
+    is_snapshot_point,
+    list_snapshot_points,
+    next_snapshot_point,
+    next_snapshot_points,
+    publish,
+    snapshot_rules,
+)
 
 __all__ = (
-    "MAX_COUNT",
-    "NO_ID",
-    "UNLIMITED",
     "Budget",
     "ChunkingPolicy",
+    "Limits",
+    "MAX_COUNT",
+    "NO_ID",
     "Phase",
     "Plan",
     "PlanError",
+    "Prefills",
     "Reason",
     "RequestTable",
     "Rules",
     "SchedulerConfig",
     "SnapshotMode",
+    "SnapshotRules",
+    "UNLIMITED",
+    "advance",
+    "bucket_size",
+    "budget",
+    "chunk_sizes",
+    "is_snapshot_point",
+    "list_snapshot_points",
+    "next_snapshot_point",
+    "next_snapshot_points",
+    "publish",
+    "request_table",
+    "schedule",
+    "snapshot_rules",
 )

@@ -1,0 +1,232 @@
+"""The micro batch under the `jaxsched` rules.
+
+Three walks, each spending what the one before left: decodes, then rows that run whole
+(encoder inputs, and prompts where chunking is off), then chunked prefills. What
+differs from the published rules, and why:
+
+- Running decodes take budget *and* seats first; a queued prefill that gets nothing
+  takes no seat.
+- Draft tokens are optional work: a decode whose drafts exceed the whole budget keeps
+  fewer, where the published rules would wait for ever.
+- A row that no step of this budget can take is passed over and says so (TOO_LARGE),
+  where the published rules stop or raise.
+- At least one prompt token is always charged: a full hit still computes the last one.
+- Drafts of last chunks are always fitted to the free part of the last block, measured
+  from the chunk's end.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxsched.core.config import (
+    MAX_COUNT,
+    ChunkingPolicy,
+    Phase,
+    PlanError,
+    Reason,
+    Rules,
+    SchedulerConfig,
+    SnapshotMode,
+)
+from jaxsched.core.masking import count_before, saturating_sum, spend
+from jaxsched.core.plan import Budget
+from jaxsched.core.requests import RequestTable
+from jaxsched.scheduling.chunking import (
+    Limits,
+    Prefills,
+    chunk_sizes,
+    fit_draft_tokens,
+)
+from jaxsched.scheduling.microbatch import (
+    Draft,
+    batch_beam_width,
+    first_chunk_reuse,
+    standing_reason,
+    take_in_order,
+)
+from jaxsched.scheduling.snapshots import next_snapshot_points
+
+Array = jax.Array
+
+
+class _Left(NamedTuple):
+    """What the walks before have left of a step."""
+
+    tokens: Array  # i32[]  UNLIMITED stays UNLIMITED
+    rows: Array  # i32[]
+
+
+class _Share(NamedTuple):
+    """What one walk gave its rows."""
+
+    size: Array  # i32[R]
+    num_draft_tokens: Array  # i32[R]
+    taken: Array  # bool[R]
+    reason: Array  # i32[R]  for its rows that were not taken
+    tokens: Array  # i32[]  charged, drafts included
+
+
+def plan_microbatch(
+    table: RequestTable, budget: Budget, config: SchedulerConfig
+) -> Draft:
+    """One step under the `jaxsched` rules; see the module's docstring."""
+    standing = standing_reason(table, config)
+    free = standing == Reason.SCHEDULED
+    decodes = free & (table.phase == Phase.DECODE)
+    others = free & ~decodes
+
+    left = _Left(budget.max_num_batched_tokens, budget.max_num_seqs)
+    decode = _take_decodes(table, budget, left, decodes)
+    shares = [(decodes, decode)]
+    left = _after(left, decode)
+    if config.chunking_policy == ChunkingPolicy.NONE:
+        shares.append((others, _take_whole(table, budget, left, others)))
+    else:
+        prefills = others & (table.phase == Phase.PREFILL)
+        if config.encoder_decoder:
+            encodes = others & ~prefills
+            whole = _take_whole(table, budget, left, encodes)
+            shares.append((encodes, whole))
+            left = _after(left, whole)
+        shares.append((prefills, _take_chunks(table, budget, left, prefills, config)))
+    return _join(shares, standing)
+
+
+def _join(shares: list[tuple[Array, _Share]], standing: Array) -> Draft:
+    size, drafts, reason = jnp.zeros_like(standing), jnp.zeros_like(standing), standing
+    taken, tokens = jnp.zeros(standing.shape, bool), jnp.int32(0)
+    for rows, share in shares:
+        size = jnp.where(rows, share.size, size)
+        drafts = jnp.where(rows, share.num_draft_tokens, drafts)
+        reason = jnp.where(rows, share.reason, reason)
+        taken, tokens = taken | (rows & share.taken), tokens + share.tokens
+    return Draft(
+        size=jnp.where(taken, size, 0),
+        num_draft_tokens=jnp.where(taken, drafts, 0),
+        taken=taken,
+        reason=jnp.where(taken, Reason.SCHEDULED, reason),
+        split_last_chunks=jnp.asarray(True),
+        num_batched_tokens=jnp.minimum(tokens, MAX_COUNT + 1),
+        error=jnp.int32(PlanError.NONE),
+    )
+
+
+def _after(left: _Left, share: _Share) -> _Left:
+    rows = jnp.sum(share.taken.astype(jnp.int32))
+    return _Left(spend(left.tokens, share.tokens), jnp.maximum(left.rows - rows, 0))
+
+
+def _total(counts: Array) -> Array:
+    """Sum that an unlimited budget cannot wrap: it is held above MAX_COUNT."""
+    return saturating_sum(counts, 0, MAX_COUNT + 1)
+
+
+def _take_decodes(
+    table: RequestTable, budget: Budget, left: _Left, decodes: Array
+) -> _Share:
+    limit, beam = budget.max_num_batched_tokens, table.beam_width
+    drafts = jnp.clip(limit - beam, 0, table.num_draft_tokens)
+    fits = beam <= limit
+    same_width = beam == batch_beam_width(table, decodes & fits)
+    candidates = decodes & fits & same_width
+    skipped = jnp.where(fits, Reason.BEAM_WIDTH, Reason.TOO_LARGE)
+    return _walk(candidates, beam, drafts, beam + drafts, left, skipped)
+
+
+def _take_whole(
+    table: RequestTable, budget: Budget, left: _Left, rows: Array
+) -> _Share:
+    """Encoder inputs, and prompts where chunking is off: all of a row or nothing."""
+    encode = table.phase == Phase.ENCODE
+    size = jnp.where(
+        encode, jnp.maximum(table.num_encoder_tokens, 1), table.num_remaining_tokens
+    )
+    charge = jnp.where(encode, size, _must_compute(table))
+    limit = jnp.minimum(budget.max_num_batched_tokens, budget.max_context_length)
+    drafts = jnp.clip(limit - charge, 0, table.num_draft_tokens)
+    drafts = jnp.where(encode, 0, drafts)
+    skipped = jnp.full_like(size, Reason.TOO_LARGE)
+    candidates = rows & (charge <= limit)
+    return _walk(candidates, size, drafts, charge + drafts, left, skipped)
+
+
+def _walk(
+    candidates: Array,
+    size: Array,
+    drafts: Array,
+    charge: Array,
+    left: _Left,
+    skipped: Array,
+) -> _Share:
+    """Takes candidates in order; `skipped` is the reason of all other rows."""
+    walk = take_in_order(charge, candidates, candidates, left.tokens, left.rows)
+    return _Share(
+        size=size,
+        num_draft_tokens=drafts,
+        taken=walk.taken,
+        reason=jnp.where(candidates, walk.reason, skipped),
+        tokens=_total(jnp.where(walk.taken, charge, 0)),
+    )
+
+
+def _must_compute(table: RequestTable) -> Array:
+    """Prompt tokens that reuse cannot spare, at least one; i32[R]."""
+    remaining = table.num_remaining_tokens
+    return jnp.maximum(remaining - first_chunk_reuse(table), jnp.minimum(remaining, 1))
+
+
+def _take_chunks(
+    table: RequestTable,
+    budget: Budget,
+    left: _Left,
+    prefills: Array,
+    config: SchedulerConfig,
+) -> _Share:
+    position, prompt = table.num_computed_tokens, table.num_prompt_tokens
+    want = jnp.where(prefills, _stop(table, config) - position, 0)
+    computed = _must_compute(table)
+    forced = config.chunking_policy == ChunkingPolicy.FORCE_CHUNK
+    charge = want if forced else jnp.minimum(want, computed)
+    longest = budget.max_context_length
+    limits = Limits(left.tokens, budget.chunk_unit_size, longest, left.rows)
+    size = chunk_sizes(
+        Prefills(position, want, charge), limits, config.chunking_policy, Rules.JAXSCHED
+    )
+    taken = size > 0
+
+    # Drafts must not need another block: only the free part of the last one counts.
+    last = taken & (position + size == prompt)
+    space = jnp.minimum(-prompt % budget.chunk_unit_size, longest - size)
+    charged = _total(jnp.minimum(size, computed))
+    drafts = fit_draft_tokens(
+        jnp.where(last, table.num_draft_tokens, 0),
+        jnp.maximum(space, 0),
+        charged,
+        left.tokens,
+    )
+    rest = spend(left.tokens, _total(jnp.minimum(size, charge)))
+    reason = jnp.where(rest == 0, Reason.NO_BUDGET, Reason.BELOW_UNIT)
+    full = count_before(taken) >= left.rows
+    reason = jnp.where(full, Reason.BATCH_FULL, reason)
+    return _Share(
+        size=size,
+        num_draft_tokens=drafts,
+        taken=taken,
+        reason=jnp.where(longest < 1, Reason.TOO_LARGE, reason),
+        tokens=charged + _total(drafts),
+    )
+
+
+def _stop(table: RequestTable, config: SchedulerConfig) -> Array:
+    """Where a row's chunk ends at the latest: a point to stand on, or its prompt's end.
+
+    In emit mode the points before the last one that fits into `Plan.emit_points` are
+    passed: the model returns their states from inside the chunk.
+    """
+    passed = 0
+    if config.snapshot_mode == SnapshotMode.EMIT:
+        passed = config.max_emit_points
+    points = next_snapshot_points(table, table.num_computed_tokens, passed + 1)
+    return jnp.minimum(points[:, -1], table.num_prompt_tokens)

@@ -1,0 +1,159 @@
+"""`schedule`: from a request table and a budget to a plan; `advance`: the next table.
+
+Both are pure, have fixed shapes, and hold no loop over requests. Call them inside your
+own jitted step; `config` is static.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxsched.core.checks import check_budget, check_plan, check_table
+from jaxsched.core.config import (
+    NO_ID,
+    Phase,
+    Rules,
+    SchedulerConfig,
+    SnapshotMode,
+)
+from jaxsched.core.masking import iota
+from jaxsched.core.plan import Budget, Plan
+from jaxsched.core.requests import RequestTable
+from jaxsched.scheduling import microbatch_jaxsched, microbatch_tensorrt_llm
+from jaxsched.scheduling.snapshots import is_snapshot_point, next_snapshot_points
+
+Array = jax.Array
+
+_DEFAULT_CONFIG = SchedulerConfig()
+_MICROBATCH = {
+    Rules.JAXSCHED: microbatch_jaxsched.plan_microbatch,
+    Rules.TENSORRT_LLM: microbatch_tensorrt_llm.plan_microbatch,
+}
+
+
+def schedule(
+    table: RequestTable, budget: Budget, config: SchedulerConfig = _DEFAULT_CONFIG
+) -> Plan:
+    """Plans one step: who runs, with how many tokens, ending where.
+
+    Args:
+      table: R requests in first-come order, snapshot points published.
+      budget: limits of the step, scalars.
+      config: static.
+
+    Returns:
+      A `Plan` with one row for each row of the table.
+
+    Raises:
+      ValueError: at trace time, if a field has the wrong shape or dtype.
+    """
+    check_table(table)
+    check_budget(budget)
+    draft = _MICROBATCH[config.rules](table, budget, config)
+    phase, size = table.phase, draft.size
+    prefill = draft.taken & (phase == Phase.PREFILL)
+    end = table.num_computed_tokens + jnp.where(prefill, size, 0)
+    last = prefill & (end == table.num_prompt_tokens)
+    on_point = prefill & is_snapshot_point(table, end)
+    encode = draft.taken & (phase == Phase.ENCODE)
+    decode = draft.taken & (phase == Phase.DECODE)
+    group = jnp.where(last & draft.split_last_chunks, 2, 1)
+    group = jnp.where(encode, 0, jnp.where(decode, 3, group))
+    lora_id = table.lora_id if config.group_by_lora else jnp.zeros_like(group)
+    return Plan(
+        num_scheduled_tokens=size,
+        num_draft_tokens=draft.num_draft_tokens,
+        is_last_chunk=last,
+        snapshot_point=jnp.where(on_point, end, NO_ID),
+        emit_points=_emit_points(table, end, config),
+        prefill_mask=prefill,
+        decode_mask=decode,
+        encode_mask=encode,
+        preempted_mask=jnp.zeros_like(prefill),
+        order=_output_order(draft.taken, group, lora_id, config.group_by_lora),
+        reason=draft.reason,
+        num_seqs=jnp.sum(draft.taken.astype(jnp.int32)),
+        num_batched_tokens=draft.num_batched_tokens,
+        error=draft.error,
+    )
+
+
+def _emit_points(table: RequestTable, end: Array, config: SchedulerConfig) -> Array:
+    """Published points strictly inside each row's chunk, i32[R, E], NO_ID padded."""
+    width = config.num_emit_columns
+    if config.snapshot_mode == SnapshotMode.CUT:
+        return jnp.full((table.num_rows, width), NO_ID, jnp.int32)
+    points = next_snapshot_points(table, table.num_computed_tokens, width)
+    return jnp.where(points < end[:, None], points, NO_ID)
+
+
+def _output_order(
+    taken: Array, group: Array, lora_id: Array, group_by_lora: bool
+) -> Array:
+    """Rows by group, then adapter, then row; NO_ID behind the last; i32[R]."""
+    size = taken.shape[0]
+    rows = iota(size)
+    group = jnp.where(taken, group, 4)
+    if group_by_lora:
+        order = lax.sort((group, lora_id, rows), num_keys=2, is_stable=True)[2]
+        count = jnp.sum(taken.astype(jnp.int32))
+        return jnp.where(rows < count, order, NO_ID)
+    # Four groups: a running count in each replaces the sort.
+    members = (group[None, :] == iota(4)[:, None]).astype(jnp.int32)
+    before = jnp.cumsum(members, axis=1) - members
+    first = jnp.cumsum(members.sum(axis=1)) - members.sum(axis=1)
+    place = jnp.sum(members * (before + first[:, None]), axis=0)
+    place = jnp.where(taken, place, size)
+    return jnp.full_like(rows, NO_ID).at[place].set(rows, mode="drop")
+
+
+def advance(
+    table: RequestTable,
+    plan: Plan,
+    *,
+    num_accepted_tokens: Array | None = None,
+    stop_mask: Array | None = None,
+    num_draft_tokens: Array | None = None,
+) -> RequestTable:
+    """The table after the step that `plan` describes has run.
+
+    An encoded row becomes a prefill. A prefill moves on by its chunk; on its last
+    chunk it samples its first token and becomes a decode. A decode samples one token
+    and keeps its accepted drafts. A row is finished once it has `max_new_tokens`
+    outputs or is named in `stop_mask`. The reuse estimate ends with the first chunk.
+
+    Args:
+      table: the table that was planned.
+      plan: its plan.
+      num_accepted_tokens: i32[R], draft tokens accepted on decode rows; default none.
+      stop_mask: bool[R], rows that met a stop token in this step; default none.
+      num_draft_tokens: i32[R], drafts proposed for the next step; default: decode
+        rows keep proposing as many as before, first tokens clear those of a prefill.
+
+    Raises:
+      ValueError: at trace time, if shapes do not agree.
+    """
+    check_table(table)
+    check_plan(plan, table)
+    zero = jnp.zeros_like(table.phase)
+    accepted = zero if num_accepted_tokens is None else num_accepted_tokens
+    step = jnp.where(plan.prefill_mask, plan.num_scheduled_tokens, 0)
+    step = jnp.where(plan.decode_mask, 1 + accepted, step)
+    sampled = jnp.where(plan.decode_mask, 1 + accepted, 0)
+    sampled = jnp.where(plan.is_last_chunk, 1, sampled)
+    outputs = table.num_output_tokens + sampled
+    done = (sampled > 0) & (outputs >= table.max_new_tokens)
+    if stop_mask is not None:
+        done |= plan.scheduled_mask & stop_mask
+    phase = jnp.where(plan.encode_mask, Phase.PREFILL, table.phase)
+    phase = jnp.where(plan.is_last_chunk, Phase.DECODE, phase)
+    phase = jnp.where(done, Phase.FINISHED, phase)
+    if num_draft_tokens is None:
+        num_draft_tokens = jnp.where(plan.is_last_chunk, 0, table.num_draft_tokens)
+    return table.replace(
+        phase=phase,
+        num_computed_tokens=table.num_computed_tokens + step,
+        num_output_tokens=outputs,
+        num_reusable_tokens=jnp.where(plan.prefill_mask, 0, table.num_reusable_tokens),
+        num_draft_tokens=num_draft_tokens,
+    )
