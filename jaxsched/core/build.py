@@ -78,6 +78,23 @@ def request_table(
         not a number in range, on unknown fields, on points that do not ascend, and on
         records or points that the given sizes do not hold.
     """
+    columns = request_columns(
+        records,
+        num_rows=num_rows,
+        num_points=num_points,
+        num_requested_points=num_requested_points,
+    )
+    return RequestTable(**{name: jnp.asarray(v) for name, v in columns.items()})
+
+
+def request_columns(
+    records: Iterable[Mapping[str, object]],
+    *,
+    num_rows: int | None = None,
+    num_points: int | None = None,
+    num_requested_points: int | None = None,
+) -> dict[str, np.ndarray]:
+    """The fields of `request_table(...)` as NumPy arrays: to stack many tables."""
     rows = [_read_record(f"requests[{i}]", r) for i, r in enumerate(records)]
     size = bucket_size(len(rows)) if num_rows is None else num_rows
     check_count("num_rows", size, low=1)
@@ -87,14 +104,13 @@ def request_table(
         name: np.full(size, _PADDING.get(name, 0), np.int32)
         for name in (*_COUNTS, *_OTHERS)
     }
-    for at, row in enumerate(rows):
-        for name, column in columns.items():
-            column[at] = row[name]
+    for name, column in columns.items():
+        column[: len(rows)] = [row[name] for row in rows]
     columns["in_flight"] = columns["in_flight"].astype(bool)
     widths = {"snapshot_points": num_points, "requested_points": num_requested_points}
     for name, width in widths.items():
         columns[name] = _points_array(name, [row[name] for row in rows], size, width)
-    return RequestTable(**{name: jnp.asarray(v) for name, v in columns.items()})
+    return columns
 
 
 def _read_record(where: str, record: Mapping[str, object]) -> dict:
@@ -105,12 +121,16 @@ def _read_record(where: str, record: Mapping[str, object]) -> dict:
         raise ValueError(f"{where} has an unknown field {unknown[0]!r}")
     row = {}
     for name, field in _COUNTS.items():
-        if field.default is None and name not in record:
+        if name in record:
+            value = record[name]
+            row[name] = check_count(f"{where}.{name}", value, field.low, field.high)
+        elif field.default is None:
             raise ValueError(f"{where}.{name} is missing")
-        value = record.get(name, field.default)
-        row[name] = check_count(f"{where}.{name}", value, field.low, field.high)
+        else:
+            row[name] = field.default
     for name in _POINTS:
-        row[name] = _read_points(f"{where}.{name}", record.get(name, ()))
+        points = record.get(name)
+        row[name] = [] if points is None else _read_points(f"{where}.{name}", points)
     row["request_id"] = check_count(
         f"{where}.request_id", record.get("request_id", NO_ID), low=NO_ID
     )
@@ -183,7 +203,7 @@ def budget(
     max_num_seqs: int = 256,
     chunk_unit_size: int = 64,
     max_context_length: int | None = None,
-    allow_sub_unit: bool = False,
+    strict: bool = True,
 ) -> Budget:
     """Builds a `Budget` from Python numbers; None means no limit.
 
@@ -192,30 +212,49 @@ def budget(
       max_num_seqs: rows of one step.
       chunk_unit_size: tokens; chunks cut by a limit end on its multiples.
       max_context_length: tokens of one chunk.
-      allow_sub_unit: accept a unit that the limits can never reach. Planning then
-        goes on in smaller chunks (or, under the `tensorrt_llm` rules, stops).
+      strict: False accepts limits under which whole units never fit: a unit above
+        them (the `jaxsched` rules then plan to the token) and a limit of 0.
 
     Raises:
       ValueError: naming the field, the value and what would be right.
     """
-    limits = {
+    limits = budget_limits(
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        chunk_unit_size=chunk_unit_size,
+        max_context_length=max_context_length,
+        strict=strict,
+    )
+    return Budget(**{name: jnp.int32(value) for name, value in limits.items()})
+
+
+def budget_limits(
+    *,
+    max_num_batched_tokens: int | None,
+    max_num_seqs: int,
+    chunk_unit_size: int,
+    max_context_length: int | None,
+    strict: bool,
+) -> dict[str, int]:
+    """The fields of `budget(...)` as Python ints: to stack many budgets."""
+    tokens = {
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_context_length": max_context_length,
     }
-    for name, value in limits.items():
-        limits[name] = UNLIMITED if value is None else check_count(name, value, low=1)
+    for name, value in tokens.items():
+        low = int(strict)
+        tokens[name] = UNLIMITED if value is None else check_count(name, value, low)
     check_count("max_num_seqs", max_num_seqs, low=1)
     check_count("chunk_unit_size", chunk_unit_size, low=1, high=MAX_UNIT)
-    for name, value in limits.items():
-        if value < chunk_unit_size and not allow_sub_unit:
+    for name, value in tokens.items():
+        if value < chunk_unit_size and strict:
             raise ValueError(
                 f"chunk_unit_size={chunk_unit_size} is above {name}={value}, so no "
                 f"step could reach a unit boundary: set {name} to at least "
                 f"{chunk_unit_size} or chunk_unit_size to at most {value}"
             )
-    return Budget(
-        max_num_batched_tokens=jnp.int32(limits["max_num_batched_tokens"]),
-        max_num_seqs=jnp.int32(max_num_seqs),
-        chunk_unit_size=jnp.int32(chunk_unit_size),
-        max_context_length=jnp.int32(limits["max_context_length"]),
-    )
+    return {
+        **tokens,
+        "max_num_seqs": max_num_seqs,
+        "chunk_unit_size": chunk_unit_size,
+    }

@@ -13,6 +13,8 @@ def check_count(field: str, value: object, low: int = 0, high: int = MAX_COUNT) 
       ValueError: naming the field and the value, if it is not an integer in range.
         Booleans and floats are not integers here.
     """
+    if type(value) is int and low <= value <= high:
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{field} must be an integer, got {value!r}")
     if not low <= value <= high:

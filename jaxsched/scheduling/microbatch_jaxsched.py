@@ -8,6 +8,8 @@ differs from the published rules, and why:
   takes no seat.
 - Draft tokens are optional work: a decode whose drafts exceed the whole budget keeps
   fewer, where the published rules would wait for ever.
+- An encoder input that waits for budget holds back the prefills behind it: served
+  ahead of it for ever, they would turn into decodes and starve it.
 - A row that no step of this budget can take is passed over and says so (TOO_LARGE),
   where the published rules stop or raise.
 - At least one prompt token is always charged: a full hit still computes the last one.
@@ -30,7 +32,13 @@ from jaxsched.core.config import (
     SchedulerConfig,
     SnapshotMode,
 )
-from jaxsched.core.masking import count_before, saturating_sum, spend
+from jaxsched.core.masking import (
+    count_before,
+    first_true,
+    iota,
+    saturating_sum,
+    spend,
+)
 from jaxsched.core.plan import Budget
 from jaxsched.core.requests import RequestTable
 from jaxsched.scheduling.chunking import (
@@ -90,6 +98,9 @@ def plan_microbatch(
             whole = _take_whole(table, budget, left, encodes)
             shares.append((encodes, whole))
             left = _after(left, whole)
+            behind = prefills & _behind_refused(encodes, whole)
+            shares.append((behind, _nothing(behind, Reason.BEHIND_BLOCKED)))
+            prefills &= ~behind
         shares.append((prefills, _take_chunks(table, budget, left, prefills, config)))
     return _join(shares, standing)
 
@@ -116,6 +127,21 @@ def _join(shares: list[tuple[Array, _Share]], standing: Array) -> Draft:
 def _after(left: _Left, share: _Share) -> _Left:
     rows = jnp.sum(share.taken.astype(jnp.int32))
     return _Left(spend(left.tokens, share.tokens), jnp.maximum(left.rows - rows, 0))
+
+
+def _behind_refused(rows: Array, share: _Share) -> Array:
+    """Rows behind the first of `rows` that the budget refused; bool[R].
+
+    Were they served, they would turn into decodes and keep the budget from a row that
+    needs much of it at once for as long as new requests arrive.
+    """
+    refused = first_true(rows & ~share.taken & (share.reason == Reason.NO_BUDGET))
+    return iota(rows.shape[0]) > refused
+
+
+def _nothing(rows: Array, reason: Reason) -> _Share:
+    zero = jnp.zeros(rows.shape, jnp.int32)
+    return _Share(zero, zero, jnp.zeros_like(rows), zero + reason, jnp.int32(0))
 
 
 def _total(counts: Array) -> Array:

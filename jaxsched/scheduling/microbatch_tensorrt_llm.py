@@ -214,8 +214,9 @@ def _share_the_rest(
     charged = jnp.where(cut, charged, computed)
     return _Chunks(
         size=size,
-        num_draft_tokens=jnp.where(cut, kept, drafts),
+        # A row that is not at its last chunk yet keeps its drafts for later.
+        num_draft_tokens=jnp.where(cut & last, kept, drafts),
         cut=cut,
         charged=charged,
-        rest=spend(capacity, _total(charged)),
+        rest=spend(capacity, _total(jnp.minimum(size, charge))),
     )

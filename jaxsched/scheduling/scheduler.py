@@ -127,8 +127,8 @@ def advance(
       plan: its plan.
       num_accepted_tokens: i32[R], draft tokens accepted on decode rows; default none.
       stop_mask: bool[R], rows that met a stop token in this step; default none.
-      num_draft_tokens: i32[R], drafts proposed for the next step; default: decode
-        rows keep proposing as many as before, first tokens clear those of a prefill.
+      num_draft_tokens: i32[R], drafts proposed for the next step; default: rows that
+        sampled have used theirs up and propose none.
 
     Raises:
       ValueError: at trace time, if shapes do not agree.
@@ -149,7 +149,7 @@ def advance(
     phase = jnp.where(plan.is_last_chunk, Phase.DECODE, phase)
     phase = jnp.where(done, Phase.FINISHED, phase)
     if num_draft_tokens is None:
-        num_draft_tokens = jnp.where(plan.is_last_chunk, 0, table.num_draft_tokens)
+        num_draft_tokens = jnp.where(sampled > 0, 0, table.num_draft_tokens)
     return table.replace(
         phase=phase,
         num_computed_tokens=table.num_computed_tokens + step,
