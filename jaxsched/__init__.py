@@ -1,6 +1,6 @@
 """Snapshot-aware scheduling for hybrid (attention + recurrent) models under `jax.jit`.
 
-Only the names listed in `__all__` are promised; the modules behind them are open to
+Only the names exported here are promised; the modules behind them are open to
 read and may move.
 """
 
@@ -20,6 +20,8 @@ from jaxsched.core.config import (
 from jaxsched.core.plan import Budget, Plan
 from jaxsched.core.requests import RequestTable
 from jaxsched.scheduling.chunking import Limits, Prefills, chunk_sizes
+from jaxsched.scheduling.packed import HostPlanner
+from jaxsched.scheduling.rollout import RunResult, rollout, run_to_completion
 from jaxsched.scheduling.scheduler import advance, schedule
 from jaxsched.scheduling.snapshots import (
     SnapshotRules,
@@ -34,6 +36,7 @@ from jaxsched.scheduling.snapshots import (
 __all__ = (
     "Budget",
     "ChunkingPolicy",
+    "HostPlanner",
     "Limits",
     "MAX_COUNT",
     "NO_ID",
@@ -44,6 +47,7 @@ __all__ = (
     "Reason",
     "RequestTable",
     "Rules",
+    "RunResult",
     "SchedulerConfig",
     "SnapshotMode",
     "SnapshotRules",
@@ -58,6 +62,8 @@ __all__ = (
     "next_snapshot_points",
     "publish",
     "request_table",
+    "rollout",
+    "run_to_completion",
     "schedule",
     "snapshot_rules",
 )

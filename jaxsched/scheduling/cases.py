@@ -55,21 +55,28 @@ class CaseError(ValueError):
         self.index = index
 
 
-def answer_points_case(case: Mapping[str, object]) -> list[int]:
-    """The published snapshot points of one prompt.
+def answer_points_cases(cases: Sequence[Mapping[str, object]]) -> list[list[int]]:
+    """The published snapshot points of the prompt of each case.
 
     Raises:
-      ValueError: naming the key, if it is unknown or its value out of range.
+      CaseError: naming the key, if it is unknown or its value out of range.
     """
+    answers = []
+    for index, case in enumerate(cases):
+        try:
+            answers.append(_points(case))
+        except ValueError as wrong:
+            raise CaseError(index, str(wrong)) from wrong
+    return answers
+
+
+def _points(case: Mapping[str, object]) -> list[int]:
     _refuse_unknown(case, _POINT_KEYS)
     if "num_prompt_tokens" not in case:
         raise ValueError("num_prompt_tokens is missing")
     for flag in ("enable_prefix_caching", "save_last"):
-        if flag in case:
-            check_flag(flag, case[flag])
-    return list_snapshot_points(
-        **{_POINT_KEYS[key]: value for key, value in case.items()}
-    )
+        check_flag(flag, case.get(flag, False))
+    return list_snapshot_points(**{_POINT_KEYS[key]: case[key] for key in case})
 
 
 def answer_plan_cases(cases: Sequence[Mapping[str, object]]) -> list[dict]:
