@@ -1,7 +1,7 @@
 """What both rule sets share: who may run, the reuse cost, points, output order."""
 
 from oracles import records
-from oracles.records import NO_ID, SCHEDULED
+from oracles.records import MAX_COUNT, NO_ID, SCHEDULED
 
 
 def exclusion(case, row):
@@ -35,15 +35,17 @@ def chunk_cost(case, row, size):
     return min(size, row.remaining - reusable(case, row))
 
 
+def shown_total(tokens):
+    """A total as a plan states it: held just above the largest finite count."""
+    return min(tokens, MAX_COUNT + 1)
+
+
 def points_of(row):
     """Published points of a row in [1, prompt length], ascending, each once."""
     points = set()
-    if row.snapshot_interval > 0:
-        points.update(
-            range(
-                row.snapshot_interval, row.num_prompt_tokens + 1, row.snapshot_interval
-            )
-        )
+    step = row.snapshot_interval
+    if step > 0:
+        points.update(range(step, row.num_prompt_tokens + 1, step))
     points.update(p for p in row.snapshot_points if 1 <= p <= row.num_prompt_tokens)
     return sorted(points)
 

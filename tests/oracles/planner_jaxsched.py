@@ -13,6 +13,7 @@ from oracles.planner_common import (
     place_prefill,
     reusable,
     set_order,
+    shown_total,
     stop_after,
 )
 from oracles.records import UNLIMITED, empty_answer
@@ -28,8 +29,9 @@ def plan_jaxsched(case):
     if case.chunking_policy != "none":
         capacity = _infinite(case.max_num_batched_tokens) - used
         slots = case.max_num_seqs - count
-        used += _take_chunks(case, answer, eligible, capacity, slots)
-    answer.num_batched_tokens = used
+        rest = _not_behind_refused(case, answer, eligible)
+        used += _take_chunks(case, answer, rest, capacity, slots)
+    answer.num_batched_tokens = shown_total(used)
     set_order(case, answer)
     return answer
 
@@ -108,6 +110,23 @@ def _take_in_order(case, answer, wanted, place, used, count):
             used += tokens
             count += 1
     return used, count
+
+
+def _not_behind_refused(case, answer, eligible):
+    """Holds the prefills behind an encoder input that the budget refused.
+
+    Served ahead of it they would turn into decodes, and for as long as requests
+    arrive its budget would never be free at once.
+    """
+    rest, refused = [], False
+    for index in eligible:
+        if refused and case.rows[index].phase == "prefill":
+            answer.reason[index] = records.BEHIND_BLOCKED
+        else:
+            rest.append(index)
+        if case.rows[index].phase == "encode":
+            refused = refused or answer.reason[index] == records.NO_BUDGET
+    return rest
 
 
 def _take_chunks(case, answer, eligible, capacity, slots):

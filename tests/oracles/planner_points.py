@@ -15,16 +15,14 @@ def published_points(
 
     `requested_points` are the caller's own for this request. `save_last` adds the last
     block boundary that an identical prompt can reach: a duplicate matches at most all
-    tokens but one. As published, it does nothing without a periodic interval.
+    tokens but one.
     """
     if not enable_prefix_caching:
         return []
     points = set()
-    periodic = snapshot_interval is not None and snapshot_interval > 0
-    if periodic:
-        points.update(
-            range(snapshot_interval, num_prompt_tokens + 1, snapshot_interval)
-        )
+    step = snapshot_interval or 0
+    if step > 0:
+        points.update(range(step, num_prompt_tokens + 1, step))
     for offset in offsets_from_start:
         if offset <= num_prompt_tokens:
             points.add(offset)
@@ -34,7 +32,7 @@ def published_points(
     for point in requested_points:
         if 0 < point <= num_prompt_tokens:
             points.add(point)
-    if save_last and periodic:
+    if save_last:
         last = (num_prompt_tokens - 1) // block_size * block_size
         if last > 0:
             points.add(last)

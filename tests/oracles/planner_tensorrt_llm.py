@@ -11,6 +11,7 @@ from oracles.planner_common import (
     place_encode,
     place_prefill,
     set_order,
+    shown_total,
     stop_after,
 )
 from oracles.records import UNLIMITED, empty_answer
@@ -39,7 +40,7 @@ def plan_tensorrt_llm(case):
             answer.reason[index] = records.NO_BUDGET
         else:
             answer.reason[index] = records.BELOW_UNIT
-    answer.num_batched_tokens = used
+    answer.num_batched_tokens = shown_total(used)
     set_order(case, answer)
     return answer
 

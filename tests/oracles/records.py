@@ -9,6 +9,7 @@ import dataclasses
 
 NO_ID = -1
 UNLIMITED = 2**31 - 1
+MAX_COUNT = 2**30 - 2
 
 PHASES = (
     "empty",
