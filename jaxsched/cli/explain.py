@@ -1,5 +1,6 @@
 """The readable form of a planning answer: a table with a reason for every row."""
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -34,7 +35,10 @@ def print_case(where: str, case: dict, answer: object) -> None:
     if "admitted" in answer:
         console.print(_admission_table(where, answer))
         return
-    console.print(_plan_table(where, case, answer))
+    console.print(Text(_headline(where, case, answer), style="bold"))
+    console.print(_plan_table(case, answer))
+    for reason in sorted({entry["reason"] for entry in answer["reasons"]}):
+        console.print(Text(f"  {reason}: {_REASONS[reason]}", style="dim"))
 
 
 def _admission_table(where: str, answer: dict) -> Table:
@@ -47,53 +51,49 @@ def _admission_table(where: str, answer: dict) -> Table:
     return table
 
 
-def _plan_table(where: str, case: dict, answer: dict) -> Table:
+def _headline(where: str, case: dict, answer: dict) -> str:
+    budget = case.get("max_num_batched_tokens")
+    budget = "unlimited" if budget in (None, UNLIMITED) else budget
+    return (
+        f"{where}: {answer['num_batched_tokens']} of {budget} tokens; "
+        f"{case.get('rules', 'jaxsched')} rules, "
+        f"{case.get('chunking_policy', 'force_chunk')}, "
+        f"unit {case['chunk_unit_size']}"
+    )
+
+
+def _plan_table(case: dict, answer: dict) -> Table:
     chunks = {entry["id"]: entry for entry in answer["prefill"]}
     reasons = {entry["id"]: entry["reason"] for entry in answer["reasons"]}
     points = {entry["id"]: [entry["position"]] for entry in answer["snapshots"]}
     for entry in answer["emit"]:
         points[entry["id"]] = entry["positions"] + points.get(entry["id"], [])
-    budget = case.get("max_num_batched_tokens")
-    budget = "unlimited" if budget in (None, UNLIMITED) else budget
-    table = Table(
-        title=(
-            f"{where}: {answer['num_batched_tokens']} of {budget} tokens, "
-            f"rules {case.get('rules', 'jaxsched')}, "
-            f"policy {case.get('chunking_policy', 'force_chunk')}, "
-            f"unit {case['chunk_unit_size']}"
-        ),
-        title_justify="left",
-    )
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for name in ("id", "phase"):
-        table.add_column(name)
-    for name in ("prompt", "computed", "scheduled", "drafts", "ends at"):
-        table.add_column(name, justify="right")
+        table.add_column(name, no_wrap=True)
+    for name in ("tokens", "drafts", "prompt computed"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("snapshots at")
-    table.add_column("why nothing")
+    table.add_column("why nothing", no_wrap=True)
     for request in case["requests"]:
         table.add_row(*_row(request, chunks, reasons, points))
     return table
 
 
 def _row(request: dict, chunks: dict, reasons: dict, points: dict) -> list[str]:
-    name, computed = request["id"], request.get("num_computed_tokens", 0)
-    row = [
-        str(name),
-        request.get("phase", "prefill"),
-        str(request["num_prompt_tokens"]),
-        str(computed),
-    ]
+    name, start = request["id"], request.get("num_computed_tokens", 0)
+    prompt, phase = request["num_prompt_tokens"], request.get("phase", "prefill")
     if name in reasons:
-        reason = reasons[name]
-        return [*row, "-", "-", "-", "", f"{reason}: {_REASONS.get(reason, reason)}"]
+        progress = f"{start} of {prompt}"
+        return [str(name), phase, "-", "-", progress, "", reasons[name]]
     if name in chunks:
         size = chunks[name]["num_scheduled_tokens"]
-        end = computed + size
-        last = " (last)" if end == request["num_prompt_tokens"] else ""
         drafts = str(chunks[name]["num_draft_tokens"])
+        progress = f"{start} -> {start + size} of {prompt}"
         at = ", ".join(str(point) for point in points.get(name, []))
-        return [*row, str(size), drafts, f"{end}{last}", at, ""]
-    if request.get("phase") == "encode":
-        return [*row, str(request.get("num_encoder_tokens", 0)), "-", "-", "", ""]
-    drafts = str(request.get("num_draft_tokens", 0))
-    return [*row, str(request.get("beam_width", 1)), drafts, "-", "", ""]
+        return [str(name), phase, str(size), drafts, progress, at, ""]
+    if phase == "encode":
+        size, drafts = request.get("num_encoder_tokens", 0), "-"
+    else:
+        size, drafts = request.get("beam_width", 1), request.get("num_draft_tokens", 0)
+    return [str(name), phase, str(size), str(drafts), f"{start} of {prompt}", "", ""]

@@ -133,6 +133,7 @@ def _read_case(index: int, case: Mapping[str, object]) -> _Case:
         if not isinstance(requests, list):
             raise ValueError(f"requests must be a list, got {requests!r}")
         records = [_record(at, request) for at, request in enumerate(requests)]
+        _check_ids([request["id"] for request in requests])
         config = _config(case, requests)
         limits = _limits(case, config)
         columns = request_columns(records, num_rows=max(len(records), 1))
@@ -160,6 +161,18 @@ def _record(at: int, request: object) -> dict:
     record = {key: value for key, value in request.items() if key != "id"}
     record["request_id"] = at
     return record
+
+
+def _check_ids(ids: Sequence[object]) -> None:
+    seen = set()
+    for at, name in enumerate(ids):
+        if isinstance(name, bool) or not isinstance(name, int | str):
+            raise ValueError(
+                f"requests[{at}].id must be an integer or a string, got {name!r}"
+            )
+        if name in seen:
+            raise ValueError(f"requests[{at}].id repeats {name!r}")
+        seen.add(name)
 
 
 def _config(case: Mapping[str, object], requests: Sequence[Mapping]) -> SchedulerConfig:

@@ -123,7 +123,9 @@ def next_snapshot_point(table: RequestTable, position: Array) -> Array:
     """
     interval = table.snapshot_interval
     periodic = round_down(position, jnp.maximum(interval, 1)) + interval
-    inside = (interval > 0) & (periodic <= table.num_prompt_tokens)
+    # A position past the prompt (UNLIMITED, say) may have wrapped the line above.
+    ahead = position < table.num_prompt_tokens
+    inside = (interval > 0) & ahead & (periodic <= table.num_prompt_tokens)
     periodic = jnp.where(inside, periodic, UNLIMITED)
     points = table.snapshot_points
     usable = (points > position[:, None]) & (points <= table.num_prompt_tokens[:, None])
