@@ -48,7 +48,7 @@ class Plan:
     order: Array  # i32[R]  rows in output order, then NO_ID
     reason: Array  # i32[R]  a Reason
     num_seqs: Array  # i32[]  rows that got something
-    num_batched_tokens: Array  # i32[]  charged against the token budget
+    num_batched_tokens: Array  # i32[]  charged, held at MAX_COUNT + 1
     error: Array  # i32[]  a PlanError; never set by the jaxsched rules
 
     @property

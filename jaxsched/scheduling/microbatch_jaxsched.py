@@ -112,14 +112,15 @@ def _join(shares: list[tuple[Array, _Share]], standing: Array) -> Draft:
         size = jnp.where(rows, share.size, size)
         drafts = jnp.where(rows, share.num_draft_tokens, drafts)
         reason = jnp.where(rows, share.reason, reason)
-        taken, tokens = taken | (rows & share.taken), tokens + share.tokens
+        taken = taken | (rows & share.taken)
+        tokens = jnp.minimum(tokens + share.tokens, MAX_COUNT + 1)
     return Draft(
         size=jnp.where(taken, size, 0),
         num_draft_tokens=jnp.where(taken, drafts, 0),
         taken=taken,
         reason=jnp.where(taken, Reason.SCHEDULED, reason),
         split_last_chunks=jnp.asarray(True),
-        num_batched_tokens=jnp.minimum(tokens, MAX_COUNT + 1),
+        num_batched_tokens=tokens,
         error=jnp.int32(PlanError.NONE),
     )
 
@@ -241,7 +242,7 @@ def _take_chunks(
         num_draft_tokens=drafts,
         taken=taken,
         reason=jnp.where(longest < 1, Reason.TOO_LARGE, reason),
-        tokens=charged + _total(drafts),
+        tokens=jnp.minimum(charged + _total(drafts), MAX_COUNT + 1),
     )
 
 

@@ -42,7 +42,10 @@ def schedule(
       config: static.
 
     Returns:
-      A `Plan` with one row for each row of the table.
+      A `Plan` with one row for each row of the table. Positions in it are absolute:
+      a row's chunk covers `num_scheduled_tokens` from `num_computed_tokens` on. A
+      reuse *estimate* only lowers what the chunk is charged; once the cache knows
+      what it holds, it moves `num_computed_tokens` and `num_cached_tokens` instead.
 
     Raises:
       ValueError: at trace time, if a field has the wrong shape or dtype.
