@@ -214,7 +214,14 @@ def _limits(case: Mapping[str, object], config: SchedulerConfig) -> dict[str, in
 
 @functools.cache
 def _batch_planner(config: SchedulerConfig):
-    return jax.jit(jax.vmap(functools.partial(schedule, config=config)))
+    planner = jax.vmap(functools.partial(schedule, config=config))
+    # Compiled once, run a few times: most of the time would go into optimising it.
+    quick = {
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    }
+    on_cpu = jax.default_backend() == "cpu"
+    return jax.jit(planner, compiler_options=quick if on_cpu else None)
 
 
 def _plan_group(config: SchedulerConfig, num_rows: int, cases: Sequence[_Case]):
