@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxsched.core.config import MAX_COUNT, ChunkingPolicy, Rules
 from jaxsched.core.masking import count_before, round_down, spend, wide_cumsum
 from jaxsched.scheduling.equal_progress import equal_progress
-from jaxsched.scheduling.first_fit import deal_in_order
+from jaxsched.scheduling.first_fit import deal_in_order, fill_in_order
 
 Array = jax.Array
 
@@ -163,13 +163,11 @@ def _take_while_it_fits(offer: Array, capacity: Array) -> Array:
 
 def _to_the_token(prefills: Prefills, limits: Limits) -> Array:
     """Sizes when less than one unit can be spent: rows are filled in order."""
-    over = prefills.charge > limits.max_context_length
-    full = jnp.where(over, limits.max_context_length, prefills.want)
-    return deal_in_order(
-        full=full,
-        cost=jnp.where(over, limits.max_context_length, prefills.charge),
-        cut=lambda left: jnp.full_like(full, left),
-        realign=jnp.zeros_like(full),
+    longest = limits.max_context_length
+    over = prefills.charge > longest
+    return fill_in_order(
+        full=jnp.where(over, longest, prefills.want),
+        cost=jnp.where(over, longest, prefills.charge),
         capacity=limits.capacity,
     )
 

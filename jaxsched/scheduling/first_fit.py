@@ -112,13 +112,34 @@ def deal_in_order(
       i32[R], sizes; rows with cost 0 always take their full size.
     """
     rows = iota(full.shape[0])
-    total = wide_cumsum(cost)
-    stop = first_true(exceeds(total, capacity))
-    spent = (total - cost.astype(jnp.uint32)).astype(jnp.int32)
-    left = spend(capacity, read_at(spent, stop))
+    stop, left = _first_overflow(cost, capacity)
     sizes_if_cut = cut(left)
     left = jnp.where(stop < full.shape[0], left - read_at(sizes_if_cut, stop), 0)
     granted = first_fit(cost, realign, stop + 1, left)
     whole = (rows < stop) | (cost == 0) | (granted == cost)
     size = jnp.where(whole, full, granted)
     return jnp.where(rows == stop, sizes_if_cut, size)
+
+
+def fill_in_order(full: Array, cost: Array, capacity: Array) -> Array:
+    """Chunk sizes when a capacity is dealt to the token: nothing is left behind a cut.
+
+    Args:
+      full: i32[R], the size a row takes if it fits; 0 on rows that take no part.
+      cost: i32[R], what that size is charged; a smaller size is charged as it is.
+      capacity: i32[], tokens >= 0 or UNLIMITED.
+
+    Returns:
+      i32[R], sizes.
+    """
+    rows = iota(full.shape[0])
+    stop, left = _first_overflow(cost, capacity)
+    return jnp.where(rows < stop, full, jnp.where(rows == stop, left, 0))
+
+
+def _first_overflow(cost: Array, capacity: Array) -> tuple[Array, Array]:
+    """First row that does not fit whole, R if none, and what is left there; i32[]."""
+    total = wide_cumsum(cost)
+    stop = first_true(exceeds(total, capacity))
+    spent = (total - cost.astype(jnp.uint32)).astype(jnp.int32)
+    return stop, spend(capacity, read_at(spent, stop))
