@@ -19,7 +19,7 @@ from jaxsched.core.config import (
 )
 from jaxsched.core.plan import Budget, Plan
 from jaxsched.core.requests import RequestTable
-from jaxsched.scheduling.chunking import Limits, Prefills, chunk_sizes
+from jaxsched.scheduling.chunking import chunk_sizes
 from jaxsched.scheduling.packed import HostPlanner
 from jaxsched.scheduling.rollout import RunResult, rollout, run_to_completion
 from jaxsched.scheduling.scheduler import advance, schedule
@@ -37,13 +37,11 @@ __all__ = (
     "Budget",
     "ChunkingPolicy",
     "HostPlanner",
-    "Limits",
     "MAX_COUNT",
     "NO_ID",
     "Phase",
     "Plan",
     "PlanError",
-    "Prefills",
     "Reason",
     "RequestTable",
     "Rules",

@@ -42,9 +42,9 @@ def test_a_plan_of_another_table_is_refused():
         js.advance(js.request_table([{"num_prompt_tokens": 10}] * 8), plan)
 
 
-def test_no_chunks_without_a_policy():
-    zeros = jnp.zeros(2, jnp.int32)
-    prefills = js.Prefills(zeros, zeros, zeros)
-    limits = js.Limits(*(jnp.int32(1),) * 4)
+def test_chunk_sizes_refuse_what_they_cannot_cut():
+    zeros, points = jnp.zeros(2, jnp.int32), jnp.zeros((2, 1), jnp.int32)
     with pytest.raises(ValueError, match="cuts no chunks"):
-        js.chunk_sizes(prefills, limits, "none", "jaxsched")
+        js.chunk_sizes(zeros, zeros, points, 10, 4, policy="none")
+    with pytest.raises(ValueError, match=r"snapshot_points\[3, 1\] must have one row"):
+        js.chunk_sizes(zeros, zeros, jnp.zeros((3, 1), jnp.int32), 10, 4)

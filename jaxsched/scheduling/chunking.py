@@ -1,7 +1,8 @@
 """Chunk sizes: how the tokens left after decoding are dealt to the queued prefills.
 
 `chunk_sizes` is the function to call from other code: plain arrays in, sizes out. All
-its numbers are traced, so it can be vmapped over capacities, units and limits.
+its numbers are traced, so it can be vmapped over capacities, units, limits and
+intervals. The planner itself calls `deal_chunks`, one level below.
 
 Reuse enters as a ceiling on cost: a chunk of `size` tokens of a row with K tokens that
 must really be computed costs `min(size, K)`. That is equal to the published
@@ -13,10 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxsched.core.config import MAX_COUNT, ChunkingPolicy, Rules
+from jaxsched.core.config import MAX_COUNT, UNLIMITED, ChunkingPolicy, Rules
 from jaxsched.core.masking import count_before, round_down, spend, wide_cumsum
 from jaxsched.scheduling.equal_progress import equal_progress
 from jaxsched.scheduling.first_fit import deal_in_order, fill_in_order
+from jaxsched.scheduling.snapshots import next_point
 
 Array = jax.Array
 
@@ -39,16 +41,86 @@ class Limits(NamedTuple):
 
 
 def chunk_sizes(
+    num_remaining_tokens: Array,
+    num_computed_tokens: Array,
+    snapshot_points: Array,
+    capacity: Array | int,
+    chunk_unit_size: Array | int,
+    max_context_length: Array | int = UNLIMITED,
+    *,
+    snapshot_interval: Array | int = 0,
+    num_reusable_tokens: Array | int = 0,
+    max_rows: Array | int = UNLIMITED,
+    policy: ChunkingPolicy = ChunkingPolicy.FORCE_CHUNK,
+    rules: Rules = Rules.JAXSCHED,
+) -> Array:
+    """Chunk sizes of one step, for prefills given as plain arrays.
+
+    Source: the chunking policies of TensorRT-LLM after PR #16427; what the `jaxsched`
+    rules do instead stands at `deal_chunks`.
+
+    Args:
+      num_remaining_tokens: i32[R], prompt tokens still to compute, in first-come
+        order; 0 on rows that take no part.
+      num_computed_tokens: i32[R], where each row stands.
+      snapshot_points: i32[R, S], absolute positions in any order, NO_ID padded.
+      capacity: i32[], tokens that the chunks may take together, or UNLIMITED.
+      chunk_unit_size: i32[], tokens >= 1.
+      max_context_length: i32[], tokens of one chunk.
+      snapshot_interval: i32[] or i32[R], tokens between further, periodic points.
+      num_reusable_tokens: i32[] or i32[R], tokens that will not have to be computed.
+      max_rows: i32[], rows that may get tokens (`jaxsched` rules alone).
+      policy: static. `tensorrt_llm` rules honour points under FORCE_CHUNK alone.
+      rules: static.
+
+    Returns:
+      i32[R], tokens; 0 on rows that got nothing.
+
+    Raises:
+      ValueError: at trace time, on policy `none`, which cuts no chunks, and on arrays
+        whose shapes do not agree.
+    """
+    shape = jnp.shape(num_remaining_tokens)
+    for name, array in (
+        ("num_computed_tokens", num_computed_tokens),
+        ("snapshot_points", snapshot_points),
+    ):
+        if len(shape) != 1 or jnp.shape(array)[:1] != shape:
+            raise ValueError(
+                f"num_remaining_tokens{list(shape)} and {name}"
+                f"{list(jnp.shape(array))} must have one row for each request"
+            )
+    policy, rules = ChunkingPolicy(policy), Rules(rules)
+    forced = policy == ChunkingPolicy.FORCE_CHUNK
+    position = jnp.asarray(num_computed_tokens, jnp.int32)
+    remaining = jnp.asarray(num_remaining_tokens, jnp.int32)
+    interval, reusable = (
+        jnp.broadcast_to(jnp.asarray(value, jnp.int32), shape)
+        for value in (snapshot_interval, num_reusable_tokens)
+    )
+    prompt = position + remaining
+    want = remaining
+    if forced or rules == Rules.JAXSCHED:
+        stop = next_point(position, prompt, interval, jnp.asarray(snapshot_points))
+        want = jnp.where(remaining > 0, jnp.minimum(stop, prompt) - position, 0)
+    spared = jnp.clip(reusable, 0, remaining)
+    if rules == Rules.JAXSCHED:  # the last token of a prompt is always computed
+        spared = jnp.minimum(spared, jnp.maximum(remaining - 1, 0))
+    charge = want if forced else jnp.minimum(want, remaining - spared)
+    limits = (capacity, chunk_unit_size, max_context_length, max_rows)
+    limits = Limits(*(jnp.asarray(limit, jnp.int32) for limit in limits))
+    return deal_chunks(Prefills(position, want, charge), limits, policy, rules)
+
+
+def deal_chunks(
     prefills: Prefills, limits: Limits, policy: ChunkingPolicy, rules: Rules
 ) -> Array:
-    """Chunk sizes of one step.
+    """Deals a capacity to prefills whose next stop and cost are known.
 
     Under the `jaxsched` rules a chunk cut by a limit *ends* on a multiple of the unit,
     a step with less than one unit to spend is dealt to the token in row order, and a
     row that gets nothing takes no seat. Under `tensorrt_llm` the *length* is a
     multiple of the unit, and seats have been taken before.
-
-    Source: the micro-batch scheduler of TensorRT-LLM after PR #16427.
 
     Args:
       prefills: the rows, in first-come order.
@@ -59,7 +131,6 @@ def chunk_sizes(
     Returns:
       i32[R], tokens; 0 on rows that got nothing.
     """
-    policy, rules = ChunkingPolicy(policy), Rules(rules)
     if policy == ChunkingPolicy.NONE:
         raise ValueError("chunking_policy 'none' cuts no chunks")
     if rules == Rules.TENSORRT_LLM:

@@ -44,7 +44,7 @@ from jaxsched.core.requests import RequestTable
 from jaxsched.scheduling.chunking import (
     Limits,
     Prefills,
-    chunk_sizes,
+    deal_chunks,
     fit_draft_tokens,
 )
 from jaxsched.scheduling.microbatch import (
@@ -218,7 +218,7 @@ def _take_chunks(
     charge = want if forced else jnp.minimum(want, computed)
     longest = budget.max_context_length
     limits = Limits(left.tokens, budget.chunk_unit_size, longest, left.rows)
-    size = chunk_sizes(
+    size = deal_chunks(
         Prefills(position, want, charge), limits, config.chunking_policy, Rules.JAXSCHED
     )
     taken = size > 0

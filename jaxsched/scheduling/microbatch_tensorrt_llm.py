@@ -29,7 +29,7 @@ from jaxsched.core.requests import RequestTable
 from jaxsched.scheduling.chunking import (
     Limits,
     Prefills,
-    chunk_sizes,
+    deal_chunks,
     fit_draft_tokens,
 )
 from jaxsched.scheduling.microbatch import (
@@ -198,7 +198,7 @@ def _share_the_rest(
         want = charge = jnp.where(prefills, stop - position, 0)
     unit = budget.chunk_unit_size
     limits = Limits(capacity, unit, longest, budget.max_num_seqs)
-    size = chunk_sizes(
+    size = deal_chunks(
         Prefills(position, want, charge),
         limits,
         config.chunking_policy,

@@ -114,23 +114,35 @@ def _explicit_points(table: RequestTable, rules: SnapshotRules) -> Array:
     return jnp.where(inside, candidates, NO_ID)
 
 
-def next_snapshot_point(table: RequestTable, position: Array) -> Array:
-    """The smallest published point above `position`, UNLIMITED where none; i32[R].
+def next_point(
+    position: Array, num_prompt_tokens: Array, interval: Array, points: Array
+) -> Array:
+    """The smallest snapshot point above `position`, UNLIMITED where none; i32[R].
 
     Args:
-      table: the requests, with points published.
       position: i32[R], tokens.
+      num_prompt_tokens: i32[R]; points beyond it do not count.
+      interval: i32[R], tokens between periodic points; 0: none.
+      points: i32[R, S], explicit points in any order, NO_ID padded.
     """
-    interval = table.snapshot_interval
     periodic = round_down(position, jnp.maximum(interval, 1)) + interval
     # A position past the prompt (UNLIMITED, say) may have wrapped the line above.
-    ahead = position < table.num_prompt_tokens
-    inside = (interval > 0) & ahead & (periodic <= table.num_prompt_tokens)
+    ahead = position < num_prompt_tokens
+    inside = (interval > 0) & ahead & (periodic <= num_prompt_tokens)
     periodic = jnp.where(inside, periodic, UNLIMITED)
-    points = table.snapshot_points
-    usable = (points > position[:, None]) & (points <= table.num_prompt_tokens[:, None])
+    usable = (points > position[:, None]) & (points <= num_prompt_tokens[:, None])
     explicit = jnp.min(jnp.where(usable, points, UNLIMITED), axis=1, initial=UNLIMITED)
     return jnp.minimum(periodic, explicit)
+
+
+def next_snapshot_point(table: RequestTable, position: Array) -> Array:
+    """The smallest published point above i32[R] `position`; see `next_point`."""
+    return next_point(
+        position,
+        table.num_prompt_tokens,
+        table.snapshot_interval,
+        table.snapshot_points,
+    )
 
 
 def next_snapshot_points(table: RequestTable, position: Array, count: int) -> Array:
