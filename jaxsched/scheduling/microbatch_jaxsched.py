@@ -200,7 +200,8 @@ def _walk(
 
 def _must_compute(table: RequestTable) -> Array:
     """Prompt tokens that reuse cannot spare, at least one; i32[R]."""
-    remaining = table.num_remaining_tokens
+    # A decode stands past its prompt's end: nothing remains, not less than nothing.
+    remaining = jnp.maximum(table.num_remaining_tokens, 0)
     return jnp.maximum(remaining - first_chunk_reuse(table), jnp.minimum(remaining, 1))
 
 
