@@ -30,6 +30,7 @@ GOOD = {"num_prompt_tokens": 10}
         ("phase", "queued", "one of encode, prefill"),
         ("phase", "empty", "one of encode, prefill"),
         ("lora_id", -2, ">= -1"),
+        ("lora_id", 2**16, "<= 65534"),
         ("in_flight", 1, "true or false, got 1"),
         ("hold_reason", "because", "one of scheduled"),
         ("snapshot_interval", -1, ">= 0"),

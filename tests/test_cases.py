@@ -51,6 +51,16 @@ def test_the_answer_says_why_and_where():
     assert emitted["num_batched_tokens"] == 300
 
 
+def test_adapter_ids_of_any_size_group_in_their_order():
+    adapters = [2**40, None, 7, 2**40, 8]
+    requests = [
+        {"id": at, "num_prompt_tokens": 8, "lora_id": adapter}
+        for at, adapter in enumerate(adapters)
+    ]
+    answer = cases.answer_plan_cases([{**CASE, "requests": requests}])[0]
+    assert [entry["id"] for entry in answer["prefill"]] == [1, 2, 4, 0, 3]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

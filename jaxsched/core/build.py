@@ -17,6 +17,9 @@ MAX_UNIT = 2**27
 MAX_DRAFT_TOKENS = 2**15
 """Most draft tokens of one row: 65,536 rows of them still sum up in 32 bits."""
 
+MAX_LORA_ID = 2**16 - 2
+"""Largest adapter slot: slot and row are sorted as one 32-bit key."""
+
 _PHASES = {phase.name.lower(): phase for phase in Phase if phase != Phase.EMPTY}
 _HOLDS = {reason.name.lower(): reason for reason in Reason}
 
@@ -137,7 +140,10 @@ def _read_record(where: str, record: Mapping[str, object]) -> dict:
     row["phase"] = _read_name(f"{where}.phase", record.get("phase", "prefill"), _PHASES)
     lora_id = record.get("lora_id")
     row["lora_id"] = check_count(
-        f"{where}.lora_id", NO_ID if lora_id is None else lora_id, low=NO_ID
+        f"{where}.lora_id",
+        NO_ID if lora_id is None else lora_id,
+        low=NO_ID,
+        high=MAX_LORA_ID,
     )
     row["in_flight"] = check_flag(f"{where}.in_flight", record.get("in_flight", False))
     row["hold_reason"] = _read_name(

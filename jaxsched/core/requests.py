@@ -31,7 +31,7 @@ class RequestTable:
     num_draft_tokens: Array  # i32[R]  proposed for the next step
     num_encoder_tokens: Array  # i32[R]  output length of its encoder input
     beam_width: Array  # i32[R]
-    lora_id: Array  # i32[R]  NO_ID: no adapter
+    lora_id: Array  # i32[R]  adapter slot, at most MAX_LORA_ID; NO_ID: none
     priority: Array  # i32[R]  larger is more urgent
     arrival: Array  # i32[R]  milliseconds on the caller's clock
     in_flight: Array  # bool[R]  held by a step that has not returned

@@ -134,6 +134,7 @@ def _read_case(index: int, case: Mapping[str, object]) -> _Case:
             raise ValueError(f"requests must be a list, got {requests!r}")
         records = [_record(at, request) for at, request in enumerate(requests)]
         _check_ids([request["id"] for request in requests])
+        _rank_adapters(records)
         config = _config(case, requests)
         limits = _limits(case, config)
         columns = request_columns(records, num_rows=max(len(records), 1))
@@ -161,6 +162,19 @@ def _record(at: int, request: object) -> dict:
     record = {key: value for key, value in request.items() if key != "id"}
     record["request_id"] = at
     return record
+
+
+def _rank_adapters(records: Sequence[dict]) -> None:
+    """Replaces adapter ids of any size by their ranks, which sort alike."""
+    adapters = {
+        check_count(f"requests[{at}].lora_id", record["lora_id"], high=2**63 - 1)
+        for at, record in enumerate(records)
+        if record.get("lora_id") is not None
+    }
+    ranks = {adapter: rank for rank, adapter in enumerate(sorted(adapters))}
+    for record in records:
+        if record.get("lora_id") is not None:
+            record["lora_id"] = ranks[record["lora_id"]]
 
 
 def _check_ids(ids: Sequence[object]) -> None:

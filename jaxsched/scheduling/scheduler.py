@@ -24,6 +24,7 @@ from jaxsched.scheduling.snapshots import is_snapshot_point, next_snapshot_point
 
 Array = jax.Array
 
+_NUM_GROUPS = 4  # encoder inputs, unfinished prefills, last chunks, decodes
 _DEFAULT_CONFIG = SchedulerConfig()
 _MICROBATCH = {
     Rules.JAXSCHED: microbatch_jaxsched.plan_microbatch,
@@ -62,7 +63,6 @@ def schedule(
     decode = draft.taken & (phase == Phase.DECODE)
     group = jnp.where(last & draft.split_last_chunks, 2, 1)
     group = jnp.where(encode, 0, jnp.where(decode, 3, group))
-    lora_id = table.lora_id if config.group_by_lora else jnp.zeros_like(group)
     return Plan(
         num_scheduled_tokens=size,
         num_draft_tokens=draft.num_draft_tokens,
@@ -73,7 +73,7 @@ def schedule(
         decode_mask=decode,
         encode_mask=encode,
         preempted_mask=jnp.zeros_like(prefill),
-        order=_output_order(draft.taken, group, lora_id, config.group_by_lora),
+        order=_output_order(draft.taken, group, table.lora_id, config.group_by_lora),
         reason=draft.reason,
         num_seqs=jnp.sum(draft.taken.astype(jnp.int32)),
         num_batched_tokens=draft.num_batched_tokens,
@@ -95,19 +95,26 @@ def _output_order(
 ) -> Array:
     """Rows by group, then adapter, then row; NO_ID behind the last; i32[R]."""
     size = taken.shape[0]
-    rows = iota(size)
-    group = jnp.where(taken, group, 4)
-    if group_by_lora:
-        order = lax.sort((group, lora_id, rows), num_keys=2, is_stable=True)[2]
-        count = jnp.sum(taken.astype(jnp.int32))
-        return jnp.where(rows < count, order, NO_ID)
-    # Four groups: a running count in each replaces the sort.
-    members = (group[None, :] == iota(4)[:, None]).astype(jnp.int32)
-    before = jnp.cumsum(members, axis=1) - members
-    first = jnp.cumsum(members.sum(axis=1)) - members.sum(axis=1)
-    place = jnp.sum(members * (before + first[:, None]), axis=0)
-    place = jnp.where(taken, place, size)
+    rows = _rows_by_adapter(lora_id) if group_by_lora else iota(size)
+    group = jnp.where(taken, group, _NUM_GROUPS)[rows]
+    # Few groups: a running count in each is cheaper than sorting by them.
+    members = (group[None, :] == iota(_NUM_GROUPS)[:, None]).astype(jnp.int32)
+    up_to = jnp.cumsum(members, axis=1)
+    count = up_to[:, -1:]
+    place = up_to - members + jnp.cumsum(count, axis=0) - count
+    place = jnp.sum(members * place, axis=0)
+    place = jnp.where(group < _NUM_GROUPS, place, size)
     return jnp.full_like(rows, NO_ID).at[place].set(rows, mode="drop")
+
+
+def _rows_by_adapter(lora_id: Array) -> Array:
+    """Row indices by adapter, rows of one adapter in order; i32[R]."""
+    rows = iota(lora_id.shape[0])
+    if lora_id.shape[0] > 1 << 16:
+        return lax.sort((lora_id, rows), num_keys=1, is_stable=True)[1]
+    # Adapter and row fit into one key, and a sort without payload is much cheaper.
+    key = ((lora_id + 1).astype(jnp.uint32) << 16) | rows.astype(jnp.uint32)
+    return (lax.sort(key) & 0xFFFF).astype(jnp.int32)
 
 
 def advance(
