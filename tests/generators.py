@@ -133,8 +133,11 @@ def _random_row(draw, scale, index, max_points, plain):
     elif row.phase == "encode":
         row.num_encoder_tokens = draw.choice((0, _random_length(draw, scale)))
     else:
-        row.num_computed_tokens = row.num_prompt_tokens
-        row.num_output_tokens = draw.randint(0, MAX_COUNT - row.num_prompt_tokens)
+        most = MAX_COUNT - row.num_prompt_tokens
+        row.num_output_tokens = draw.randint(0, draw.choice((min(9, most), most)))
+        # A decode has computed its outputs but for the last one.
+        row.num_computed_tokens = row.num_prompt_tokens + row.num_output_tokens
+        row.num_computed_tokens -= draw.choice((0, min(row.num_output_tokens, 1)))
         row.beam_width = draw.choice(scale.beams)
     if plain:
         return row

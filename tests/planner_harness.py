@@ -14,7 +14,7 @@ import numpy as np
 
 import jaxsched
 from oracles import planner, records
-from oracles.planner_points import published_points
+from oracles.planner_advance import advance
 
 ROWS, POINTS, BATCH = 16, 8, 1024
 
@@ -112,15 +112,24 @@ def stack_budgets(cases):
     )
 
 
+def fill_batch(stacked, batch=BATCH):
+    """Repeats the last entry of the leading axis up to the size of a full batch."""
+
+    def fill(array):
+        missing = batch - array.shape[0]
+        return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
+
+    return jax.tree.map(fill, stacked)
+
+
 def run_cases(cases, num_rows=ROWS, num_points=POINTS, batch=BATCH, compiler=None):
     """Plans of NumPy arrays for cases of one configuration, stacked in their order."""
     program = batch_planner(config_of(cases[0]), compiler or quick_compile)
     plans = []
     for start in range(0, len(cases), batch):
         part = cases[start : start + batch]
-        padded = part + part[-1:] * (batch - len(part))
-        table = stack_tables(padded, num_rows, num_points)
-        plan = jax.device_get(program(table, stack_budgets(padded)))
+        stacked = stack_tables(part, num_rows, num_points), stack_budgets(part)
+        plan = jax.device_get(program(*fill_batch(stacked, batch)))
         plans.append(jax.tree.map(lambda array, n=len(part): array[:n], plan))
     return jax.tree.map(lambda *arrays: np.concatenate(arrays), *plans)
 
@@ -146,7 +155,10 @@ def expected_plans(cases, num_rows=ROWS):
 
 
 def assert_same_plans(cases, num_rows=ROWS, num_points=POINTS, batch=BATCH, **options):
-    """Holds every field of every plan against the oracle; shows the smallest miss."""
+    """Holds every field of every plan against the oracle; shows the smallest miss.
+
+    Returns the plans of the last configuration, stacked.
+    """
     groups = {}
     for case in cases:
         groups.setdefault(config_of(case), []).append(case)
@@ -159,6 +171,7 @@ def assert_same_plans(cases, num_rows=ROWS, num_points=POINTS, batch=BATCH, **op
             wrong |= differs.reshape(len(members), -1).any(axis=1)
         if wrong.any():
             report_smallest(config, members, plans, wanted, np.flatnonzero(wrong))
+    return plans
 
 
 def report_smallest(config, cases, plans, wanted, wrong):
@@ -191,26 +204,19 @@ def plan_one(case):
     if not isinstance(case, records.Case):
         case = records.read_case(case)
     num_rows, num_points, batch = bucket_of(case)
-    assert_same_plans([case], num_rows, num_points, batch)
-    plans = run_cases([case], num_rows, num_points, batch)
-    size = len(case.rows)
-    fields = {}
-    for field in PLAN_FIELDS:
-        value = getattr(plans, field)[0]
-        fields[field] = (value[:size] if value.ndim else value).tolist()
-    return records.Answer(**fields)
+    plans = assert_same_plans([case], num_rows, num_points, batch)
+    return to_answers([case], plans)[0]
 
 
-def publish(case, **rules):
-    """A case whose rows carry the points that `published_points` gives them."""
-    rows = [
-        dataclasses.replace(
-            row,
-            snapshot_points=published_points(row.num_prompt_tokens, **rules),
-        )
-        for row in case.rows
-    ]
-    return dataclasses.replace(case, rows=rows)
+def to_answers(cases, plans):
+    """Stacked plans as a list of `records.Answer`, padding rows cut off."""
+    columns = [getattr(plans, field).tolist() for field in PLAN_FIELDS]
+    answers = []
+    for case, *values in zip(cases, *columns, strict=True):
+        size = len(case.rows)
+        cut = [v[:size] if isinstance(v, list) else v for v in values]
+        answers.append(records.Answer(**dict(zip(PLAN_FIELDS, cut, strict=True))))
+    return answers
 
 
 def product_of(**choices):
@@ -218,3 +224,51 @@ def product_of(**choices):
     names = list(choices)
     for values in itertools.product(*choices.values()):
         yield dict(zip(names, values, strict=True))
+
+
+def ask(rows, policy, tokens, unit=1, rules="tensorrt_llm", **limits):
+    """A case in few words; `seqs`, `context` and `mode` default to no limit and cut."""
+    return records.Case(
+        rules=rules,
+        chunking_policy=policy,
+        max_num_seqs=limits.pop("seqs", 128),
+        max_num_batched_tokens=tokens,
+        max_context_length=limits.pop("context", tokens),
+        chunk_unit_size=unit,
+        encoder_decoder=True,
+        snapshot_mode=limits.pop("mode", "cut"),
+        max_emit_points=limits.pop("emit", 8),
+        group_by_lora=True,
+        rows=[dataclasses.replace(row, id=i) for i, row in enumerate(rows)],
+        **limits,
+    )
+
+
+def sizes(case):
+    """What each row of a case gets in one step, 0 for nothing."""
+    return plan_one(case).num_scheduled_tokens
+
+
+def trace(case, steps):
+    """(case, answer) of consecutive steps; ends early when nothing is left to run."""
+    for _ in range(steps):
+        answer = plan_one(case)
+        yield case, answer
+        if not answer.num_seqs:
+            return
+        case = advance(case, answer)
+
+
+def chunk_ends(case, steps=64, row=0):
+    """Cursors of one prefill after each step that moved it, and its filed points."""
+    ends, filed = [], []
+    for now, answer in trace(case, steps):
+        if now.rows[row].phase != "prefill":
+            break
+        size = answer.num_scheduled_tokens[row]
+        if size == 0:
+            break
+        ends.append(now.rows[row].num_computed_tokens + size)
+        if answer.snapshot_point[row] != records.NO_ID:
+            filed.append(answer.snapshot_point[row])
+    return ends, filed

@@ -11,7 +11,7 @@ def advance(case, answer, accepted=None, drafts=None, stopped=None):
     Args:
       accepted: draft tokens the model confirmed, a list entry a row; none if absent.
       drafts: drafts proposed for the next step, a list entry a row; if absent, rows
-        keep their number, and a prefill that ends drops its own.
+        that sampled have none.
       stopped: rows that met a stop token, a list entry a row; none if absent.
     """
     following = copy.deepcopy(case)
@@ -25,7 +25,6 @@ def advance(case, answer, accepted=None, drafts=None, stopped=None):
             row.num_reusable_tokens = 0
             if answer.is_last_chunk[index]:
                 row.phase = "decode"
-                row.num_draft_tokens = 0
                 sampled = 1
         elif answer.decode_mask[index]:
             sampled = 1 + (accepted[index] if accepted else 0)
@@ -33,6 +32,8 @@ def advance(case, answer, accepted=None, drafts=None, stopped=None):
         row.num_output_tokens += sampled
         if drafts:
             row.num_draft_tokens = drafts[index]
+        elif sampled:
+            row.num_draft_tokens = 0
         if sampled and row.num_output_tokens >= row.max_new_tokens:
             row.phase = "finished"
         if ran and stopped and stopped[index]:
