@@ -30,8 +30,8 @@ def read_at(values: Array, index: Array, fill: int = 0) -> Array:
 
 
 def wide_cumsum(counts: Array) -> Array:
-    """Inclusive running sum of i32[N] counts >= 0, as uint32[N]."""
-    return jnp.cumsum(counts.astype(jnp.uint32))
+    """Running sum of i32[..., N] counts >= 0 over the last axis, u32[..., N]."""
+    return jnp.cumsum(counts.astype(jnp.uint32), axis=-1)
 
 
 def exceeds(total: Array, limit: Array) -> Array:

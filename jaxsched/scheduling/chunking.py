@@ -109,12 +109,12 @@ def chunk_sizes(
     charge = want if forced else jnp.minimum(want, remaining - spared)
     limits = (capacity, chunk_unit_size, max_context_length, max_rows)
     limits = Limits(*(jnp.asarray(limit, jnp.int32) for limit in limits))
-    return deal_chunks(Prefills(position, want, charge), limits, policy, rules)
+    return deal_chunks(Prefills(position, want, charge), limits, policy, rules)[0]
 
 
 def deal_chunks(
     prefills: Prefills, limits: Limits, policy: ChunkingPolicy, rules: Rules
-) -> Array:
+) -> tuple[Array, Array]:
     """Deals a capacity to prefills whose next stop and cost are known.
 
     Under the `jaxsched` rules a chunk cut by a limit *ends* on a multiple of the unit,
@@ -129,21 +129,25 @@ def deal_chunks(
       rules: which rule set.
 
     Returns:
-      i32[R], tokens; 0 on rows that got nothing.
+      i32[R], tokens; 0 on rows that got nothing. And bool[R], whether a seat was left
+      when the row was reached.
     """
     if policy == ChunkingPolicy.NONE:
         raise ValueError("chunking_policy 'none' cuts no chunks")
     if rules == Rules.TENSORRT_LLM:
         if policy == ChunkingPolicy.EQUAL_PROGRESS:
-            return _published_equal_progress(prefills, limits)
-        return _published_in_order(prefills, limits)
+            size = _published_equal_progress(prefills, limits)
+        else:
+            size = _published_in_order(prefills, limits)
+        return size, jnp.ones_like(size, bool)
     if policy == ChunkingPolicy.EQUAL_PROGRESS:
         size = _aligned_equal_progress(prefills, limits)
     else:
         size = _aligned_in_order(prefills, limits)
     below_unit = jnp.minimum(limits.capacity, limits.max_context_length) < limits.unit
     size = jnp.where(below_unit, _to_the_token(prefills, limits), size)
-    return jnp.where(count_before(size > 0) < limits.max_rows, size, 0)
+    seat_left = count_before(size > 0) < limits.max_rows
+    return jnp.where(seat_left, size, 0), seat_left
 
 
 def _published_in_order(prefills: Prefills, limits: Limits) -> Array:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from jaxsched.core.config import Phase, Reason, SchedulerConfig
 from jaxsched.core.masking import (
-    count_before,
     exceeds,
     first_true,
     read_at,
@@ -74,11 +73,12 @@ def take_in_order(
       budget: i32[], tokens or UNLIMITED.
       max_rows: i32[], rows; reaching it ends the walk too.
     """
-    charged = jnp.where(counted, tokens, 0)
-    spent = wide_cumsum(charged) - charged.astype(jnp.uint32)
-    broken = tested & exceeds(spent + tokens.astype(jnp.uint32), budget)
+    # Tokens and seats share one running sum: a sum costs more for its steps than rows.
+    taken = jnp.stack([jnp.where(counted, tokens, 0), counted.astype(jnp.int32)])
+    before = wide_cumsum(taken) - taken.astype(jnp.uint32)
+    broken = tested & exceeds(before[0] + tokens.astype(jnp.uint32), budget)
     stop = first_true(broken)
-    seats = count_before(counted)
+    seats = before[1].astype(jnp.int32)
     rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     # Past the break nobody sits down, so the seats there are those at the break.
     seats = jnp.where(rows > stop, read_at(seats, stop), seats)

@@ -33,7 +33,6 @@ from jaxsched.core.config import (
     SnapshotMode,
 )
 from jaxsched.core.masking import (
-    count_before,
     first_true,
     iota,
     saturating_sum,
@@ -219,7 +218,7 @@ def _take_chunks(
     charge = want if forced else jnp.minimum(want, computed)
     longest = budget.max_context_length
     limits = Limits(left.tokens, budget.chunk_unit_size, longest, left.rows)
-    size = deal_chunks(
+    size, seat_left = deal_chunks(
         Prefills(position, want, charge), limits, config.chunking_policy, Rules.JAXSCHED
     )
     taken = size > 0
@@ -236,8 +235,7 @@ def _take_chunks(
     )
     rest = spend(left.tokens, _total(jnp.minimum(size, charge)))
     reason = jnp.where(rest == 0, Reason.NO_BUDGET, Reason.BELOW_UNIT)
-    full = count_before(taken) >= left.rows
-    reason = jnp.where(full, Reason.BATCH_FULL, reason)
+    reason = jnp.where(seat_left, reason, Reason.BATCH_FULL)
     return _Share(
         size=size,
         num_draft_tokens=drafts,

@@ -198,7 +198,7 @@ def _share_the_rest(
         want = charge = jnp.where(prefills, stop - position, 0)
     unit = budget.chunk_unit_size
     limits = Limits(capacity, unit, longest, budget.max_num_seqs)
-    size = deal_chunks(
+    size, _ = deal_chunks(
         Prefills(position, want, charge),
         limits,
         config.chunking_policy,
