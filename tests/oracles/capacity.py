@@ -19,6 +19,8 @@ def admit(case):
     for row, request in enumerate(case.requests):
         if request.phase == "empty":
             reason[row] = rec.EMPTY_ROW
+        elif request.phase == "finished":
+            reason[row] = rec.WRONG_PHASE
         elif request.held:
             reason[row] = rec.HELD
         elif not _gated(case, request):

@@ -1,8 +1,9 @@
 """Admission under the `jaxsched` rules, walked request by request.
 
 Rows are walked by rank: the more urgent first, among equals those that have started,
-then transfers, then queue order. A row that does not fit in this pass keeps what it
-has unless a row of higher rank needs it.
+then transfers, then queue order. Where nobody can be preempted, all that have started
+come first. A row that does not fit in this pass keeps what it has unless a row of
+higher rank needs it.
 """
 
 from oracles import capacity_records as rec
@@ -22,7 +23,7 @@ def admit(case):
     """The `Answer` of one pass."""
     reason = [_standing(case, request) for request in case.requests]
     ranked = sorted(
-        range(len(case.requests)), key=lambda row: _rank(case.requests[row], row)
+        range(len(case.requests)), key=lambda row: _rank(case, case.requests[row], row)
     )
     walk = _Walk(case, reason, ranked)
     if case.policy == "max_requests":
@@ -48,9 +49,10 @@ def has_started(request):
     return request.phase in _ALIVE and (request.started or any(holdings(request)))
 
 
-def _rank(request, row):
-    group = 2 if request.phase != "disagg_decode_init" else 1
-    return (-request.priority, 0 if has_started(request) else group, row)
+def _rank(case, request, row):
+    waits = not has_started(request)
+    urgency = (-request.priority, waits, request.phase != "disagg_decode_init", row)
+    return urgency if case.policy == "max_utilization" else (waits, *urgency)
 
 
 def _standing(case, request):
