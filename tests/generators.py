@@ -20,6 +20,7 @@ from oracles.records import (
 )
 
 MAX_UNIT = 2**27
+MAX_LORA_ID = 2**16 - 2
 SAME = "same as the token budget"
 POLICIES = (
     "none",
@@ -142,7 +143,8 @@ def _random_row(draw, scale, index, max_points, plain):
     if plain:
         return row
     row.num_draft_tokens = draw.choice((0, 0, draw.randint(0, scale.drafts)))
-    row.lora_id = draw.choice((NO_ID, NO_ID, draw.randint(0, 3)))
+    adapters = (NO_ID, NO_ID, draw.randint(0, 3), draw.randint(0, MAX_LORA_ID))
+    row.lora_id = draw.choice(adapters)
     row.in_flight = draw.random() < 0.08
     row.hold_reason = draw.choice(
         (SCHEDULED,) * 20 + (HELD, NOT_ADMITTED, WAITING_FOR_ENCODER)

@@ -246,19 +246,15 @@ def test_full_reuse_is_granted_at_zero_capacity_by_fcfs_alone():
     assert sizes(ask([*rows, prefill(5)], EQUAL, 4, 1)) == [4, 0, 0]
 
 
-def context(prompt, drafts=0, **fields):
-    return prefill(prompt, drafts=drafts, **fields)
-
-
 @pytest.mark.parametrize(
     ("rows", "policy", "unit", "budget", "seqs", "scheduled"),
     [
-        ([context(10)] * 3, "none", 1, NONE, 2, [0, 1]),
-        ([context(10)] * 2, "none", 1, 15, 4, [0]),
-        ([context(10), decode(), decode()], "none", 1, 12, 4, [0, 1, 2]),
-        ([context(10), decode(4), decode(4)], "none", 1, 15, 4, [0, 1]),
+        ([prefill(10)] * 3, "none", 1, NONE, 2, [0, 1]),
+        ([prefill(10)] * 2, "none", 1, 15, 4, [0]),
+        ([prefill(10), decode(), decode()], "none", 1, 12, 4, [0, 1, 2]),
+        ([prefill(10), decode(4), decode(4)], "none", 1, 15, 4, [0, 1]),
         ([decode(1), decode(4), decode(1)], "none", 1, NONE, 4, [0, 2]),
-        ([context(10, 3), decode(drafts=2)], "none", 1, 15, 4, [0]),
+        ([prefill(10, drafts=3), decode(drafts=2)], "none", 1, 15, 4, [0]),
         ([decode(drafts=3)] * 3, "none", 1, 10, 4, [0, 1]),
         ([decode(drafts=63)] * 4, "none", 1, 128, 4, [0, 1]),
         (
@@ -269,7 +265,7 @@ def context(prompt, drafts=0, **fields):
             4,
             [1],
         ),
-        ([context(20), context(20), decode()], FCFS, 5, 10, 2, [0]),
+        ([prefill(20), prefill(20), decode()], FCFS, 5, 10, 2, [0]),
     ],
 )
 def test_who_is_in_the_batch(rows, policy, unit, budget, seqs, scheduled):
@@ -278,7 +274,7 @@ def test_who_is_in_the_batch(rows, policy, unit, budget, seqs, scheduled):
 
 
 def test_decodes_take_the_budget_whatever_the_order():
-    case = ask([context(20), *[decode()] * 4], FCFS, 9, 5)
+    case = ask([prefill(20), *[decode()] * 4], FCFS, 9, 5)
     assert sizes(case) == [5, 1, 1, 1, 1]
 
 
@@ -290,7 +286,7 @@ def test_the_whole_prompt_is_measured_without_chunking():
 
 
 def test_adapters_are_sorted_and_last_chunks_go_last():
-    rows = [context(4, lora_id=5), context(4), context(4, lora_id=3)]
+    rows = [prefill(4, lora_id=5), prefill(4), prefill(4, lora_id=3)]
     assert plan_one(ask(rows, FCFS, NONE)).order == [1, 2, 0]
     answer = plan_one(ask([prefill(15, reuse=8)] * 3, FCFS, 20, 1))
     assert answer.num_scheduled_tokens == [15, 15, 6]
