@@ -5,6 +5,7 @@ import json
 import pytest
 
 from jaxsched.scheduling import cases
+from jaxsched.scheduling.case_reading import CaseError
 from shared_data import ROOT
 
 CASE = {
@@ -81,7 +82,7 @@ def test_adapter_ids_of_any_size_group_in_their_order():
     ],
 )
 def test_a_bad_case_is_named_and_nothing_is_answered(change, words):
-    with pytest.raises(cases.CaseError, match=words) as caught:
+    with pytest.raises(CaseError, match=words) as caught:
         cases.answer_plan_cases([CASE, {**CASE, **change}])
     assert caught.value.index == 1
 
@@ -98,5 +99,5 @@ def test_a_bad_case_is_named_and_nothing_is_answered(change, words):
     ],
 )
 def test_a_bad_points_case_is_named(case, words):
-    with pytest.raises(cases.CaseError, match=words):
+    with pytest.raises(CaseError, match=words):
         cases.answer_points_cases([case])

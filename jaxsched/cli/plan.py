@@ -69,12 +69,15 @@ def _input(where: str, value: object) -> dict:
 
 def _answer(lines: Sequence[tuple[str, object]], inputs: Sequence[dict]) -> list:
     """Answers in the order of the lines; cases of one kind are answered together."""
-    from jaxsched.scheduling import cases
+    from jaxsched.scheduling import capacity_cases, cases
+    from jaxsched.scheduling.case_reading import CaseError
 
     answers: list = [None] * len(inputs)
     kinds: dict[Callable, list[int]] = {}
     for index, case in enumerate(inputs):
-        if "requests" in case:
+        if "capacity" in case:
+            kind = capacity_cases.answer_capacity_cases
+        elif "requests" in case:
             kind = cases.answer_plan_cases
         else:
             kind = cases.answer_points_cases
@@ -82,7 +85,7 @@ def _answer(lines: Sequence[tuple[str, object]], inputs: Sequence[dict]) -> list
     for answer_cases, members in kinds.items():
         try:
             found = answer_cases([inputs[index] for index in members])
-        except cases.CaseError as wrong:
+        except CaseError as wrong:
             where = lines[members[wrong.index]][0]
             raise InputError(f"{where}: {wrong}") from wrong
         for index, answer in zip(members, found, strict=True):

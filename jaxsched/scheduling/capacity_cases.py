@@ -23,12 +23,12 @@ from jaxsched.scheduling.capacity_state import (
     CapacityState,
     Verdict,
 )
-from jaxsched.scheduling.cases import (
+from jaxsched.scheduling.case_reading import (
     CaseError,
-    _check_ids,
-    _rank_adapters,
-    _record,
-    _refuse_unknown,
+    check_ids,
+    rank_adapters,
+    read_record,
+    refuse_unknown,
 )
 
 _CASE_KEYS = frozenset(("rules", "capacity", "requests"))
@@ -87,7 +87,7 @@ def answer_capacity_cases(cases: Sequence[Mapping[str, object]]) -> list[dict]:
 
 def _read_case(index: int, case: Mapping[str, object]) -> _Case:
     try:
-        _refuse_unknown(case, _CASE_KEYS)
+        refuse_unknown(case, _CASE_KEYS)
         pools, requests = case.get("capacity"), case.get("requests")
         if not isinstance(pools, Mapping):
             raise ValueError(f"capacity must be a JSON object, got {pools!r}")
@@ -105,9 +105,9 @@ def _read_case(index: int, case: Mapping[str, object]) -> _Case:
 
 
 def _read(case: Mapping, pools: Mapping, requests: list) -> _Case:
-    records = [_record(at, request) for at, request in enumerate(requests)]
-    _check_ids([request["id"] for request in requests])
-    _rank_adapters(records)
+    records = [read_record(at, request) for at, request in enumerate(requests)]
+    check_ids([request["id"] for request in requests])
+    rank_adapters(records)
     _check_pages(records)
     holds = [{**_part(r, ROW_FIELDS), **_part(r, {"beam_width"})} for r in records]
     asks = [_part(r, set(r) - ROW_FIELDS) for r in records]
@@ -116,7 +116,7 @@ def _read(case: Mapping, pools: Mapping, requests: list) -> _Case:
         rules=case.get("rules", Rules.JAXSCHED),
         policy=pools["policy"],
         prefix_deferral=deferral,
-        lora=any(record.get("lora_pages") for record in records),
+        lora=True,
     )
     table = request_columns(asks, num_rows=max(len(records), 1))
     windows = pools["windows"]

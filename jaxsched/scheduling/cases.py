@@ -6,7 +6,7 @@ handful of compilations.
 """
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -24,6 +24,13 @@ from jaxsched.core.config import (
 from jaxsched.core.host import check_count, check_flag
 from jaxsched.core.plan import Budget, Plan
 from jaxsched.core.requests import RequestTable
+from jaxsched.scheduling.case_reading import (
+    CaseError,
+    check_ids,
+    rank_adapters,
+    read_record,
+    refuse_unknown,
+)
 from jaxsched.scheduling.scheduler import schedule
 from jaxsched.scheduling.snapshots import list_snapshot_points
 
@@ -47,14 +54,6 @@ _SMALLEST_BUCKET = 256
 _BATCH = 256
 
 
-class CaseError(ValueError):
-    """A case that cannot be read; `index` is its place among the cases."""
-
-    def __init__(self, index: int, message: str):
-        super().__init__(message)
-        self.index = index
-
-
 def answer_points_cases(cases: Sequence[Mapping[str, object]]) -> list[list[int]]:
     """The published snapshot points of the prompt of each case.
 
@@ -71,7 +70,7 @@ def answer_points_cases(cases: Sequence[Mapping[str, object]]) -> list[list[int]
 
 
 def _points(case: Mapping[str, object]) -> list[int]:
-    _refuse_unknown(case, _POINT_KEYS)
+    refuse_unknown(case, _POINT_KEYS)
     if "num_prompt_tokens" not in case:
         raise ValueError("num_prompt_tokens is missing")
     for flag in ("enable_prefix_caching", "save_last"):
@@ -128,65 +127,19 @@ def _padded_rows(num_rows: int) -> int:
 
 def _read_case(index: int, case: Mapping[str, object]) -> _Case:
     try:
-        _refuse_unknown(case, _CASE_KEYS)
+        refuse_unknown(case, _CASE_KEYS)
         requests = case.get("requests")
         if not isinstance(requests, list):
             raise ValueError(f"requests must be a list, got {requests!r}")
-        records = [_record(at, request) for at, request in enumerate(requests)]
-        _check_ids([request["id"] for request in requests])
-        _rank_adapters(records)
+        records = [read_record(at, request) for at, request in enumerate(requests)]
+        check_ids([request["id"] for request in requests])
+        rank_adapters(records)
         config = _config(case, requests)
         limits = _limits(case, config)
         columns = request_columns(records, num_rows=max(len(records), 1))
     except ValueError as wrong:
         raise CaseError(index, str(wrong)) from wrong
     return _Case(config, limits, columns)
-
-
-def _refuse_unknown(case: Mapping[str, object], known: Iterable[str]) -> None:
-    if not isinstance(case, Mapping):
-        raise ValueError(f"a case must be a JSON object, got {case!r}")
-    unknown = sorted(set(case) - set(known))
-    if unknown:
-        raise ValueError(
-            f"unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}"
-        )
-
-
-def _record(at: int, request: object) -> dict:
-    """A case's request as a record for `request_columns`; its id stays outside."""
-    if not isinstance(request, Mapping):
-        raise ValueError(f"requests[{at}] must be a JSON object, got {request!r}")
-    if "id" not in request:
-        raise ValueError(f"requests[{at}].id is missing")
-    record = {key: value for key, value in request.items() if key != "id"}
-    record["request_id"] = at
-    return record
-
-
-def _rank_adapters(records: Sequence[dict]) -> None:
-    """Replaces adapter ids of any size by their ranks, which sort alike."""
-    adapters = {
-        check_count(f"requests[{at}].lora_id", record["lora_id"], high=2**63 - 1)
-        for at, record in enumerate(records)
-        if record.get("lora_id") is not None
-    }
-    ranks = {adapter: rank for rank, adapter in enumerate(sorted(adapters))}
-    for record in records:
-        if record.get("lora_id") is not None:
-            record["lora_id"] = ranks[record["lora_id"]]
-
-
-def _check_ids(ids: Sequence[object]) -> None:
-    seen = set()
-    for at, name in enumerate(ids):
-        if isinstance(name, bool) or not isinstance(name, int | str):
-            raise ValueError(
-                f"requests[{at}].id must be an integer or a string, got {name!r}"
-            )
-        if name in seen:
-            raise ValueError(f"requests[{at}].id repeats {name!r}")
-        seen.add(name)
 
 
 def _config(case: Mapping[str, object], requests: Sequence[Mapping]) -> SchedulerConfig:
