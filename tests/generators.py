@@ -110,7 +110,8 @@ def _random_limit(draw, scale, rows):
     return draw.choice(
         (
             UNLIMITED,
-            draw.randint(1, scale.units[-1]),
+            draw.randint(0, scale.units[-1]),
+            draw.randint(0, 2),
             draw.randint(1, scale.longest),
             draw.randint(1, most),
             draw.randint(1, most),
