@@ -191,6 +191,41 @@ def _random_point(draw, scale, row):
     return max(NO_ID, min(MAX_COUNT, draw.choice((near, end, anywhere, NO_ID))))
 
 
+def crowded_cases(seed, count, config, max_rows):
+    """Many short prefills under a budget that ends somewhere in the middle of them.
+
+    These are the tables in which the rows behind a cut one compete for what is left.
+    """
+    draw = random.Random(f"{seed}/{config}")
+    cases = []
+    for _ in range(count):
+        unit = draw.choice((1, 2, 3, 4, 5, 8, 16))
+        longest = unit * draw.choice((1, 2, 4, 9))
+        rows = []
+        for index in range(draw.randint(2, max_rows)):
+            prompt = draw.randint(1, longest + 2)
+            row = prefill(prompt, draw.choice((0, 0, draw.randint(0, prompt - 1))))
+            row.id = index
+            row.num_reusable_tokens = draw.choice((0, 0, draw.randint(0, longest)))
+            row.snapshot_interval = draw.choice((0, 0, draw.randint(1, longest)))
+            row.num_draft_tokens = draw.choice((0, draw.randint(0, unit + 1)))
+            rows.append(row)
+        total = sum(row.remaining for row in rows)
+        budget = draw.randint(1, max(1, total))
+        context = draw.choice((budget, UNLIMITED, draw.randint(1, longest + 2)))
+        cases.append(
+            make_case(
+                config,
+                rows,
+                max_num_seqs=draw.choice((len(rows), draw.randint(1, len(rows)))),
+                max_num_batched_tokens=budget,
+                max_context_length=context,
+                chunk_unit_size=unit,
+            )
+        )
+    return cases
+
+
 def prefill(prompt, computed=0, reuse=0, points=(), interval=0, drafts=0, **fields):
     """A prefill row at its first chunk."""
     return Row(

@@ -4,12 +4,14 @@ Mixed phases, beams, adapters, rows in flight or held, encoder inputs, unsorted 
 empty rows in between, token counts from 1 up to the largest that the constructors take
 (sums then pass int32), limits that bind and limits that do not. The fast tests draw
 700 tables of up to 16 rows a program, the slow ones 9,200 of up to 64 rows: 110,400.
+Beside them come tables of short prefills alone that compete for a tight budget: 1,000
+a chunking program, and 40,000 in the slow tests, 360,000 in all.
 """
 
 import jax
 import pytest
 
-from generators import CONFIGS, make_case, random_cases
+from generators import CONFIGS, crowded_cases, make_case, random_cases
 from oracles import planner, records
 from planner_harness import assert_same_plans, plan_one
 from test_planner_exhaustive import name_of
@@ -47,6 +49,20 @@ def test_random_tables_of_a_decoder_only_model(config):
 def test_many_random_tables(config):
     cases = random_cases("slow", 9200, config, max_rows=64, max_points=8)
     assert_same_plans(cases, num_rows=64, compiler=jax.jit)
+
+
+CHUNKED = [config for config in CONFIGS if config[1] != "none"]
+
+
+@pytest.mark.parametrize("config", CHUNKED, ids=name_of)
+def test_crowded_tables(config):
+    assert_same_plans(crowded_cases("fast", 1000, config, max_rows=16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CHUNKED, ids=name_of)
+def test_many_crowded_tables(config):
+    assert_same_plans(crowded_cases("slow", 40_000, config, max_rows=16))
 
 
 @pytest.mark.slow
