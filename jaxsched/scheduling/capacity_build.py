@@ -80,6 +80,7 @@ def capacity_columns(
     block_size: int,
     max_num_requests: int,
     num_rows: int | None,
+    num_windows: int | None = None,
     max_lora_pages: int | None,
     free_cross_blocks: int | None,
     total_cross_blocks: int | None,
@@ -108,6 +109,7 @@ def capacity_columns(
         "free_state_slots": slots[0],
         "total_state_slots": slots[1],
         "max_lora_pages": _limit("max_lora_pages", max_lora_pages),
+        "num_windows": len(windows) if num_windows is None else num_windows,
         "block_size": check_count("block_size", block_size, low=1, high=MAX_UNIT),
         "max_num_requests": check_count("max_num_requests", max_num_requests, low=1),
     }

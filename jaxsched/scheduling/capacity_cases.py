@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxsched.core.build import bucket_size, request_columns
 from jaxsched.core.config import NO_ID, UNLIMITED, Rules
+from jaxsched.core.host import check_flag
 from jaxsched.core.requests import RequestTable
 from jaxsched.scheduling.capacity import admit
 from jaxsched.scheduling.capacity_build import ROW_FIELDS, capacity_columns
@@ -43,6 +44,7 @@ _CAPACITY_KEYS = _POOL_KEYS | frozenset(
 _REQUIRED = ("policy", "max_num_requests", "block_size", "windows")
 _SMALLEST_BUCKET = 16
 _BATCH = 256
+_FULL_BATCH = 4096
 _UNLIMITED_WINDOW = {"window": None, "free_blocks": None}
 
 
@@ -50,7 +52,6 @@ class _Case(NamedTuple):
     """A case whose every value has been checked."""
 
     config: CapacityConfig
-    windows: Sequence[Mapping]
     table: dict[str, np.ndarray]
     state: dict[str, np.ndarray]
 
@@ -111,21 +112,20 @@ def _read(case: Mapping, pools: Mapping, requests: list) -> _Case:
     _check_pages(records)
     holds = [{**_part(r, ROW_FIELDS), **_part(r, {"beam_width"})} for r in records]
     asks = [_part(r, set(r) - ROW_FIELDS) for r in records]
-    deferral = pools.get("prefix_deferral", False)
+    # One program for many cases: whatever a case leaves out is switched off by data.
     config = CapacityConfig(
         rules=case.get("rules", Rules.JAXSCHED),
         policy=pools["policy"],
-        prefix_deferral=deferral,
+        prefix_deferral=True,
         lora=True,
     )
+    if not check_flag("prefix_deferral", pools.get("prefix_deferral", False)):
+        holds = [{**record, "new_block_key": None} for record in holds]
     table = request_columns(asks, num_rows=max(len(records), 1))
     windows = pools["windows"]
-    shared = deferral or any(record.get("num_referenced_blocks") for record in records)
-    if isinstance(windows, list) and not shared:
-        # One program for one and two windows: pools without a limit change nothing,
-        # save that prefix reuse counts with a single window only.
+    if isinstance(windows, list) and windows:
         more = bucket_size(len(windows), 2) - len(windows)
-        windows = windows + [_UNLIMITED_WINDOW] * (more if windows else 0)
+        windows = windows + [_UNLIMITED_WINDOW] * more
         holds = [_with_windows(record, more) for record in holds]
     state = capacity_columns(
         holds,
@@ -133,13 +133,14 @@ def _read(case: Mapping, pools: Mapping, requests: list) -> _Case:
         block_size=pools["block_size"],
         max_num_requests=pools["max_num_requests"],
         num_rows=max(len(records), 1),
+        num_windows=len(pools["windows"]) if windows else 1,
         max_lora_pages=pools.get("lora_pages"),
         **{
             key: pools.get(key, False if key == "two_step_lookahead" else None)
             for key in _POOL_KEYS
         },
     )
-    return _Case(config, pools["windows"], table, state)
+    return _Case(config, table, state)
 
 
 def _part(record: Mapping, keys) -> dict:
@@ -186,7 +187,8 @@ def _batch_admitter(config: CapacityConfig):
 def _admit_group(config: CapacityConfig, num_rows: int, cases: Sequence[_Case]):
     """Yields the result of each case as NumPy arrays."""
     empty = request_columns([], num_rows=num_rows)
-    batch = min(_BATCH, bucket_size(len(cases)))
+    # Small tables always come in full batches: one program, however many there are.
+    batch = min(_BATCH, bucket_size(len(cases), max(1, _FULL_BATCH // num_rows)))
     for start in range(0, len(cases), batch):
         part = cases[start : start + batch]
         tables = [case.table for case in part]

@@ -56,10 +56,15 @@ def first_computed(
       deferred: bool[R]; registering: bool[R], first chunks with a key of their own.
     """
     none = jnp.zeros_like(gated)
-    if not config.prefix_deferral or state.num_windows > 1:
+    if not config.prefix_deferral:
         return none, none
     role = roles_of(table)
-    keyed = gated & (table.phase == Phase.PREFILL) & (state.new_block_key != NO_ID)
+    keyed = (
+        (state.num_windows == 1)
+        & gated
+        & (table.phase == Phase.PREFILL)
+        & (state.new_block_key != NO_ID)
+    )
     groups = group_rows(state.new_block_key, table.lora_id, keyed)
     seeded = groups.any_in_group(keyed & ~role.first_chunk)
     first = keyed & role.first_chunk

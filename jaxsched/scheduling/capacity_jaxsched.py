@@ -90,7 +90,7 @@ def decide(table: RequestTable, state: CapacityState, config: CapacityConfig) ->
     refused = _never_fits(table, state, config, started)
     open_rows = role.alive & not_held(table) & ~refused
     rows = _by_urgency(table, state, config, started)
-    keyed = role.alive & (state.new_block_key != NO_ID)
+    keyed = role.alive & (state.new_block_key != NO_ID) & (state.num_windows == 1)
     first = keyed & role.first_chunk
     ranked = _Ranked(
         open=open_rows,
@@ -181,7 +181,7 @@ def _deferring(
     An earlier row that is looked at is in, or lacks the same adapter, or has ended
     the walk; so none of them is waited for in vain.
     """
-    if not config.prefix_deferral or state.num_windows > 1:
+    if not config.prefix_deferral:
         return jnp.zeros_like(ranked.open)
     first = ranked.computes_key & possible
     computes = first | ranked.seeds_key

@@ -129,11 +129,9 @@ def blocks_to_completion(table: RequestTable, state: CapacityState) -> Array:
     current = prompt + table.num_output_tokens[:, None]
     grows = _up(longest, size) > jnp.maximum(_up(current, size), total)
     extra = ((longest > window) & grows).astype(jnp.int32)
-    if state.num_windows == 1:
-        fresh = role.first_chunk[:, None] & (held == 0)
-        reused = jnp.minimum(state.num_referenced_blocks[:, None], shared)
-        reused = jnp.where(fresh, reused, 0)
-        shared, total = shared - reused, total - reused
+    reused = jnp.minimum(_referenced(table, state)[:, None], shared)
+    reused = jnp.where(held == 0, reused, 0)
+    shared, total = shared - reused, total - reused
     blocks = jnp.where(
         held < shared,
         shared - held + _times(generated + extra, beams),
@@ -156,9 +154,8 @@ def blocks_for_step(table: RequestTable, state: CapacityState) -> Array:
     # Compared without adding window and new tokens, whose sum could pass int32.
     tokens = jnp.where(tokens - new <= window, tokens, window + new)
     prompt_blocks = tokens // size + jnp.where(tokens % size == 0, 0, beams)
-    if state.num_windows == 1:
-        reused = jnp.where(role.first_chunk, state.num_referenced_blocks, 0)
-        prompt_blocks = jnp.maximum(prompt_blocks - reused[:, None], 0)
+    reused = _referenced(table, state)[:, None]
+    prompt_blocks = jnp.maximum(prompt_blocks - reused, 0)
     output = table.num_output_tokens[:, None]
     current = table.num_prompt_tokens[:, None] + output
     steps = jnp.where(state.two_step_lookahead, 2, 1)
@@ -167,6 +164,12 @@ def blocks_for_step(table: RequestTable, state: CapacityState) -> Array:
     grown = jnp.where(role.running[:, None] & (end <= window), grown, 0)
     whole = (role.first_chunk | role.transfer)[:, None]
     return jnp.where(whole, prompt_blocks, grown)
+
+
+def _referenced(table: RequestTable, state: CapacityState) -> Array:
+    """Prompt blocks that a first chunk shares with others; one window only; i32[R]."""
+    counts = roles_of(table).first_chunk & (state.num_windows == 1)
+    return jnp.where(counts, state.num_referenced_blocks, 0)
 
 
 def _cross_to_completion(table: RequestTable, state: CapacityState) -> Array:

@@ -75,7 +75,7 @@ class CapacityConfig:
       rules: `jaxsched` (default) or `tensorrt_llm`, bit for bit.
       policy: see `CapacityPolicy`.
       prefix_deferral: hold back a first chunk whose first block another row is about
-        to compute. Only with one window: with several, as published, never.
+        to compute. Needs `new_block_key`; with several windows, as published, never.
       lora: whether adapters take pages. Turn it off where none are served: it costs
         a sort.
 
@@ -121,6 +121,7 @@ class CapacityState:
     num_referenced_blocks: Array  # i32[R]  prompt blocks in the cache that others hold
     new_block_key: Array  # i32[R]  names the first block it would compute, or NO_ID
     lora_pages: Array  # i32[R]  pages of its adapter
+    num_windows: Array  # i32[]  windows in use; pools of the others have no limit
     window: Array  # i32[W]  tokens that attention sees; UNLIMITED: all
     free_blocks: Array  # i32[W]
     total_blocks: Array  # i32[W]
@@ -133,11 +134,6 @@ class CapacityState:
     block_size: Array  # i32[]  tokens
     max_num_requests: Array  # i32[]
     two_step_lookahead: Array  # bool[]  a decode reserves its next two steps
-
-    @property
-    def num_windows(self) -> int:
-        """W."""
-        return self.window.shape[0]
 
     def replace(self, **fields: Array) -> "CapacityState":
         """A copy with some fields exchanged."""

@@ -102,7 +102,7 @@ def max_utilization(
         return _walk_on(now, static, state, adapters)
 
     end = walk(begin)
-    if config.prefix_deferral and state.num_windows == 1:
+    if config.prefix_deferral:
         end = lax.while_loop(lambda now: ~now.done, walk, end)
     preempted = started & (static.started_behind < end.paused)
     walked = iota(size) < end.start

@@ -28,17 +28,24 @@ def exact_cumsum(counts: Array) -> Array:
     Exact for any int32 counts and up to 2**15 rows: the sum is carried in two limbs
     and held only at the end, so it may pass the limit and come back.
     """
-    low = jnp.cumsum(counts & (2**_LIMB - 1), axis=0)
-    high = jnp.cumsum(counts >> _LIMB, axis=0) + (low >> _LIMB)
-    most = SATURATED >> _LIMB
-    value = (jnp.clip(high, -most - 1, most) << _LIMB) | (low & (2**_LIMB - 1))
-    value = jnp.where(high > most, SATURATED, value)
-    return jnp.where(high < -most - 1, -SATURATED, jnp.maximum(value, -SATURATED))
+    return _joined(jnp.cumsum(_limbs(counts), axis=1))
 
 
 def exact_sum(counts: Array) -> Array:
     """The last entry of `exact_cumsum`."""
-    return exact_cumsum(counts)[-1]
+    return _joined(jnp.sum(_limbs(counts), axis=1))
+
+
+def _limbs(counts: Array) -> Array:
+    return jnp.stack([counts & (2**_LIMB - 1), counts >> _LIMB])
+
+
+def _joined(limbs: Array) -> Array:
+    low, high = limbs[0], limbs[1] + (limbs[0] >> _LIMB)
+    most = SATURATED >> _LIMB
+    value = (jnp.clip(high, -most - 1, most) << _LIMB) | (low & (2**_LIMB - 1))
+    value = jnp.where(high > most, SATURATED, value)
+    return jnp.where(high < -most - 1, -SATURATED, jnp.maximum(value, -SATURATED))
 
 
 def before(inclusive: Array) -> Array:

@@ -21,6 +21,22 @@ PREEMPTED = 10
 TOO_LARGE = 11
 REFUSED_STEP = 12
 
+NAMES = (
+    "admitted",
+    "empty_row",
+    "wrong_phase",
+    "held",
+    "batch_full",
+    "no_blocks",
+    "no_lora_pages",
+    "behind_blocked",
+    "prefix_deferred",
+    "static_batch",
+    "preempted",
+    "too_large",
+    "refused_step",
+)
+
 NO_ERROR = 0
 ENCODER_WITHOUT_CROSS_POOL = 1
 
@@ -43,13 +59,17 @@ class Request:
     lora_pages: int = 0
     priority: int = 0
     in_flight: bool = False
-    held: bool = False
+    hold_reason: str = "scheduled"
     allocated_blocks: list | None = None
     allocated_cross_blocks: int = 0
     allocated_state_slots: int = 0
     new_state_slots: int = 0
     num_referenced_blocks: int = 0
     new_block_key: int | None = None
+
+    @property
+    def held(self):
+        return self.hold_reason != "scheduled"
 
     @property
     def at_first_chunk(self):
@@ -109,14 +129,17 @@ def read_case(case):
     for request in requests:
         if request.allocated_blocks is None:
             request.allocated_blocks = [0] * len(pools["windows"])
-    free = [window["free_blocks"] for window in pools["windows"]]
+    free = [
+        UNLIMITED if window["free_blocks"] is None else window["free_blocks"]
+        for window in pools["windows"]
+    ]
     holds = [
         sum(r.allocated_blocks[w] * r.beam_width for r in requests)
         for w in range(len(free))
     ]
     total = [
-        window.get("total_blocks", window["free_blocks"] + held)
-        for window, held in zip(pools["windows"], holds, strict=True)
+        window.get("total_blocks", have if have == UNLIMITED else have + held)
+        for window, have, held in zip(pools["windows"], free, holds, strict=True)
     ]
     cross = pools.get("free_cross_blocks")
     slots = pools.get("free_state_slots", UNLIMITED)
@@ -125,7 +148,10 @@ def read_case(case):
         policy=pools["policy"],
         max_num_requests=pools["max_num_requests"],
         block_size=pools["block_size"],
-        windows=[window["window"] for window in pools["windows"]],
+        windows=[
+            UNLIMITED if window["window"] is None else window["window"]
+            for window in pools["windows"]
+        ],
         free_blocks=free,
         total_blocks=total,
         two_step_lookahead=pools.get("two_step_lookahead", False),
@@ -244,6 +270,15 @@ def holdings(request):
         *request.allocated_blocks,
         request.allocated_cross_blocks,
         request.allocated_state_slots,
+    ]
+
+
+def reasons(case, answer):
+    """Id and reason of every request that is not in, as the `plan` command says it."""
+    return [
+        {"id": request.id, "reason": NAMES[why]}
+        for request, why in zip(case.requests, answer.reason, strict=True)
+        if why != ADMITTED
     ]
 
 
