@@ -1,14 +1,12 @@
-"""Dealing a capacity in order equals walking the rows one by one."""
-
-import functools
+"""First fit in rounds equals walking the rows one by one."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsched.core.config import MAX_COUNT, UNLIMITED
-from jaxsched.scheduling.first_fit import deal_in_order, first_fit
+from jaxsched.core.config import MAX_COUNT
+from jaxsched.scheduling.first_fit import first_fit
 
 ROWS = 24
 
@@ -22,22 +20,6 @@ def walk(offer, fallback, start, left):
             granted[row] = fallback[row]
         left -= granted[row]
     return granted
-
-
-def deal(full, cost, unit, realign, capacity):
-    """Every row whole, or cut to a multiple of the unit, or re-aligned."""
-    sizes, left = [0] * len(full), capacity
-    overflowed = False
-    for row, want in enumerate(full):
-        if capacity == UNLIMITED or cost[row] <= left:
-            sizes[row], spent = want, cost[row]
-        elif not overflowed:
-            sizes[row] = spent = left // unit * unit
-            overflowed = True
-        else:
-            sizes[row] = spent = realign[row] if realign[row] <= left else 0
-        left = left if capacity == UNLIMITED else left - spent
-    return sizes
 
 
 def _draw(seed, largest):
@@ -69,29 +51,3 @@ def test_every_halving_is_needed_and_enough():
         jnp.asarray(offer), jnp.asarray(none), jnp.int32(0), jnp.int32(63)
     )
     np.testing.assert_array_equal(found, walk(offer, none, 0, 63))
-
-
-@pytest.mark.parametrize("unit", [1, 8, 64])
-@pytest.mark.parametrize("largest", [100, 2**29])
-def test_dealing_equals_the_walk(unit, largest):
-    @jax.jit
-    @functools.partial(jax.vmap, in_axes=(0, 0, 0, 0))
-    def dealt(full, cost, realign, capacity):
-        def cut(left):
-            return jnp.full_like(full, left // unit * unit)
-
-        return deal_in_order(full, cost, cut, realign, capacity)
-
-    cases = []
-    for seed in range(300):
-        draw, full, _ = _draw(seed, largest)
-        cost = np.minimum(full, draw.integers(0, largest, ROWS)).astype(np.int32)
-        realign = draw.integers(0, np.clip(cost, 1, unit), dtype=np.int32)
-        capacity = draw.choice([0, unit, 3 * unit, largest, 4 * largest, UNLIMITED])
-        cases.append((full, cost, realign, np.int32(min(capacity, UNLIMITED))))
-    columns = [jnp.asarray(np.stack(part)) for part in zip(*cases, strict=True)]
-    right = [
-        deal(full.tolist(), cost.tolist(), unit, realign.tolist(), int(capacity))
-        for full, cost, realign, capacity in cases
-    ]
-    np.testing.assert_array_equal(dealt(*columns), right)

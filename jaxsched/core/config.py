@@ -100,6 +100,13 @@ class SnapshotMode(enum.StrEnum):
     EMIT = "emit"  # the chunk may run on, the model returns the state at the point
 
 
+class RowWalk(enum.StrEnum):
+    """How rows that compete for a budget are walked; the plans are the same."""
+
+    PARALLEL = "parallel"  # running sums, no loop over rows: for accelerators
+    SEQUENTIAL = "sequential"  # a scan over the rows: several times faster on a CPU
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """Static choices of the planner. Hashable: pass it as a static argument.
@@ -114,6 +121,7 @@ class SchedulerConfig:
       encoder_decoder: whether rows in `Phase.ENCODE` can be scheduled.
       group_by_lora: whether the output order groups rows by adapter. It costs a
         sort; turn it off where no adapters are served (`jaxsched` rules only).
+      row_walk: `parallel` (default) or `sequential`; see `RowWalk`.
 
     Raises:
       ValueError: on an unknown name or a combination that makes no sense.
@@ -125,11 +133,13 @@ class SchedulerConfig:
     max_emit_points: int = 8
     encoder_decoder: bool = False
     group_by_lora: bool = True
+    row_walk: RowWalk = RowWalk.PARALLEL
 
     def __post_init__(self):
         _coerce(self, "rules", Rules)
         _coerce(self, "chunking_policy", ChunkingPolicy)
         _coerce(self, "snapshot_mode", SnapshotMode)
+        _coerce(self, "row_walk", RowWalk)
         emit = self.snapshot_mode == SnapshotMode.EMIT
         if not isinstance(self.max_emit_points, int) or self.max_emit_points < 1:
             raise ValueError(

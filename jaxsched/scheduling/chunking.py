@@ -14,11 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxsched.core.config import MAX_COUNT, UNLIMITED, ChunkingPolicy, Rules
-from jaxsched.core.masking import count_before, round_down, spend, wide_cumsum
+from jaxsched.core.config import MAX_COUNT, UNLIMITED, ChunkingPolicy, RowWalk, Rules
+from jaxsched.core.masking import count_before, spend
 from jaxsched.scheduling.equal_progress import equal_progress
-from jaxsched.scheduling.first_fit import deal_in_order, fill_in_order
 from jaxsched.scheduling.snapshots import next_point
+from jaxsched.scheduling.walk import Deal, to_boundary, walks_of
 
 Array = jax.Array
 
@@ -53,6 +53,7 @@ def chunk_sizes(
     max_rows: Array | int = UNLIMITED,
     policy: ChunkingPolicy = ChunkingPolicy.FORCE_CHUNK,
     rules: Rules = Rules.JAXSCHED,
+    row_walk: RowWalk = RowWalk.PARALLEL,
 ) -> Array:
     """Chunk sizes of one step, for prefills given as plain arrays.
 
@@ -72,6 +73,7 @@ def chunk_sizes(
       max_rows: i32[], rows that may get tokens (`jaxsched` rules alone).
       policy: static. `tensorrt_llm` rules honour points under FORCE_CHUNK alone.
       rules: static.
+      row_walk: static; see `RowWalk`.
 
     Returns:
       i32[R], tokens; 0 on rows that got nothing.
@@ -109,12 +111,17 @@ def chunk_sizes(
     charge = want if forced else jnp.minimum(want, remaining - spared)
     limits = (capacity, chunk_unit_size, max_context_length, max_rows)
     limits = Limits(*(jnp.asarray(limit, jnp.int32) for limit in limits))
-    return deal_chunks(Prefills(position, want, charge), limits, policy, rules)[0]
+    prefills = Prefills(position, want, charge)
+    return deal_chunks(prefills, limits, policy, rules, RowWalk(row_walk)).size
 
 
 def deal_chunks(
-    prefills: Prefills, limits: Limits, policy: ChunkingPolicy, rules: Rules
-) -> tuple[Array, Array]:
+    prefills: Prefills,
+    limits: Limits,
+    policy: ChunkingPolicy,
+    rules: Rules,
+    row_walk: RowWalk,
+) -> Deal:
     """Deals a capacity to prefills whose next stop and cost are known.
 
     Under the `jaxsched` rules a chunk cut by a limit *ends* on a multiple of the unit,
@@ -127,123 +134,100 @@ def deal_chunks(
       limits: traced scalars.
       policy: not `NONE`.
       rules: which rule set.
-
-    Returns:
-      i32[R], tokens; 0 on rows that got nothing. And bool[R], whether a seat was left
-      when the row was reached.
+      row_walk: static.
     """
     if policy == ChunkingPolicy.NONE:
         raise ValueError("chunking_policy 'none' cuts no chunks")
-    if rules == Rules.TENSORRT_LLM:
-        if policy == ChunkingPolicy.EQUAL_PROGRESS:
-            size = _published_equal_progress(prefills, limits)
-        else:
-            size = _published_in_order(prefills, limits)
-        return size, jnp.ones_like(size, bool)
-    if policy == ChunkingPolicy.EQUAL_PROGRESS:
-        size = _aligned_equal_progress(prefills, limits)
-    else:
-        size = _aligned_in_order(prefills, limits)
-    below_unit = jnp.minimum(limits.capacity, limits.max_context_length) < limits.unit
-    size = jnp.where(below_unit, _to_the_token(prefills, limits), size)
-    seat_left = count_before(size > 0) < limits.max_rows
-    return jnp.where(seat_left, size, 0), seat_left
+    aligned = rules == Rules.JAXSCHED
+    if not aligned:
+        # Lengths are cut, not ends: as if every row stood on a boundary.
+        prefills = prefills._replace(position=jnp.zeros_like(prefills.position))
+    if policy != ChunkingPolicy.EQUAL_PROGRESS:
+        unit = _reachable_unit(limits) if aligned else limits.unit
+        return _in_order(prefills, limits._replace(unit=unit), row_walk)
+    if not aligned:
+        return _published_equal_progress(prefills, limits, row_walk)
+    below_unit = _reachable_unit(limits) < limits.unit
+    to_the_token = _in_order(prefills, limits._replace(unit=jnp.int32(1)), row_walk)
+    rounds = _aligned_equal_progress(prefills, limits, row_walk)
+    size = jnp.where(below_unit, to_the_token.size, rounds)
+    return Deal(size, count_before(size > 0) < limits.max_rows)
 
 
-def _published_in_order(prefills: Prefills, limits: Limits) -> Array:
-    """FORCE_CHUNK and FIRST_COME_FIRST_SERVED as published."""
-    unit = limits.unit
-    longest = round_down(limits.max_context_length, unit)
-    over = prefills.charge > limits.max_context_length
-    return deal_in_order(
-        full=jnp.where(over, longest, prefills.want),
-        cost=jnp.where(over, longest, prefills.charge),
-        cut=lambda left: jnp.full_like(prefills.want, round_down(left, unit)),
-        realign=jnp.zeros_like(prefills.want),
-        capacity=limits.capacity,
+def _reachable_unit(limits: Limits) -> Array:
+    """The unit, or 1 in a step in which no chunk can be a whole unit long.
+
+    Cut to units such a step would give nothing, step after step. To the token, rows
+    are filled in order, and re-align as soon as a unit can be spent again.
+    """
+    reach = jnp.minimum(limits.capacity, limits.max_context_length)
+    return jnp.where(reach < limits.unit, 1, limits.unit)
+
+
+def _in_order(prefills: Prefills, limits: Limits, row_walk: RowWalk) -> Deal:
+    """FORCE_CHUNK and FIRST_COME_FIRST_SERVED."""
+    position, want, charge = prefills
+    over = charge > limits.max_context_length
+    limited = to_boundary(position, limits.max_context_length, limits.unit)
+    return walks_of(row_walk).deal_in_order(
+        jnp.where(over, limited, want),
+        jnp.where(over, limited, charge),
+        position,
+        limits.unit,
+        limits.capacity,
+        limits.max_rows,
     )
 
 
-def _published_equal_progress(prefills: Prefills, limits: Limits) -> Array:
-    longest = round_down(limits.max_context_length, limits.unit)
-    size_limit = jnp.where(
-        prefills.want > limits.max_context_length, longest, prefills.want
-    )
-    return equal_progress(
+def _size_limit(prefills: Prefills, limits: Limits) -> Array:
+    """Longest chunk of each row; the context limit cuts to a unit boundary."""
+    limited = to_boundary(prefills.position, limits.max_context_length, limits.unit)
+    over = prefills.want > limits.max_context_length
+    return jnp.where(over, limited, prefills.want)
+
+
+def _published_equal_progress(
+    prefills: Prefills, limits: Limits, row_walk: RowWalk
+) -> Deal:
+    size_limit = _size_limit(prefills, limits)
+    size = equal_progress(
         size_limit,
         jnp.minimum(size_limit, prefills.charge),
         jnp.zeros_like(size_limit),
         limits.unit,
         limits.capacity,
         first_round=0,
+        row_walk=row_walk,
     )
+    return Deal(size, jnp.ones_like(size, bool))
 
 
-def _to_boundary(position: Array, room: Array, unit: Array) -> Array:
-    """Size of the longest chunk within `room` tokens that ends on a unit boundary."""
-    reach = position + jnp.minimum(room, MAX_COUNT)
-    return jnp.maximum(round_down(reach, unit) - position, 0)
-
-
-def _aligned_in_order(prefills: Prefills, limits: Limits) -> Array:
-    """FORCE_CHUNK and FIRST_COME_FIRST_SERVED with chunk *ends* on unit boundaries."""
-    position, want, charge = prefills
-    unit, longest = limits.unit, limits.max_context_length
-    over = charge > longest
-    limited = _to_boundary(position, longest, unit)
-    full = jnp.where(over, limited, want)
-    cost = jnp.where(over, limited, charge)
-    distance = unit - position % unit
-    return deal_in_order(
-        full=full,
-        cost=cost,
-        cut=lambda left: _to_boundary(position, left, unit),
-        realign=jnp.where((distance < unit) & (distance < cost), distance, 0),
-        capacity=limits.capacity,
-    )
-
-
-def _aligned_equal_progress(prefills: Prefills, limits: Limits) -> Array:
-    position, want, charge = prefills
-    unit, longest = limits.unit, limits.max_context_length
-    size_limit = jnp.where(want > longest, _to_boundary(position, longest, unit), want)
-    cost_limit = jnp.minimum(size_limit, charge)
-    offset = position % unit
+def _aligned_equal_progress(
+    prefills: Prefills, limits: Limits, row_walk: RowWalk
+) -> Array:
+    size_limit = _size_limit(prefills, limits)
+    cost_limit = jnp.minimum(size_limit, prefills.charge)
+    offset = prefills.position % limits.unit
     # The first round decides who takes part: rows that it cannot serve, or for which
     # no seat is left, get nothing in later rounds either.
-    offer = jnp.clip(unit - offset, 0, cost_limit)
-    took = _take_while_it_fits(offer, limits.capacity) & (offer > 0)
-    took &= count_before(took) < limits.max_rows
+    offer = jnp.clip(limits.unit - offset, 0, cost_limit)
+    took = walks_of(row_walk).deal_in_order(
+        offer,
+        offer,
+        jnp.zeros_like(offer),
+        jnp.int32(MAX_COUNT + 1),  # all of an offer or nothing
+        limits.capacity,
+        limits.max_rows,
+    )
+    took = took.size > 0
     return equal_progress(
         jnp.where(took, size_limit, 0),
         jnp.where(took, cost_limit, 0),
         jnp.where(took, offset, 0),
-        unit,
+        limits.unit,
         limits.capacity,
         first_round=1,
-    )
-
-
-def _take_while_it_fits(offer: Array, capacity: Array) -> Array:
-    """Rows whose whole offer fits in order, passing over those that do not; bool[R]."""
-    granted = deal_in_order(
-        full=offer,
-        cost=offer,
-        cut=lambda left: jnp.zeros_like(offer),
-        realign=jnp.zeros_like(offer),
-        capacity=capacity,
-    )
-    return granted == offer
-
-
-def _to_the_token(prefills: Prefills, limits: Limits) -> Array:
-    """Sizes when less than one unit can be spent: rows are filled in order."""
-    longest = limits.max_context_length
-    over = prefills.charge > longest
-    return fill_in_order(
-        full=jnp.where(over, longest, prefills.want),
-        cost=jnp.where(over, longest, prefills.charge),
-        capacity=limits.capacity,
+        row_walk=row_walk,
     )
 
 
@@ -252,22 +236,19 @@ def fit_draft_tokens(
     space: Array,
     charged: Array,
     capacity: Array,
+    row_walk: RowWalk,
 ) -> Array:
     """Draft tokens that last chunks keep: those that need neither block nor budget.
 
     Args:
       num_draft_tokens: i32[R], proposed; 0 on rows that may keep none.
       space: i32[R], tokens free behind the chunk's end in its last unit, >= 0.
-      charged: u32[], tokens that the chunks were charged together.
+      charged: i32[], tokens that the chunks were charged together.
       capacity: i32[], tokens or UNLIMITED.
+      row_walk: static.
 
     Returns:
       i32[R]; rows are served in order.
     """
     wanted = jnp.minimum(num_draft_tokens, space)
-    total = wide_cumsum(wanted)
-    left = spend(capacity, charged.astype(jnp.int32)).astype(jnp.uint32)
-    kept = jnp.minimum(total, left) - jnp.minimum(
-        total - wanted.astype(jnp.uint32), left
-    )
-    return kept.astype(jnp.int32)
+    return walks_of(row_walk).deal_wanted(wanted, spend(capacity, charged))

@@ -5,16 +5,16 @@ unit and takes it if the cost still fits. Until the budget runs out no offer is
 refused, so the number of such full rounds is found by binary search over a closed
 form. After the first refusal less than one unit is left: full units are refused for
 ever, and only last, partial units can still be taken, each in the rest of that round
-or in the next one. That is one first fit over the rows in rotated order.
+or in the next one.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsched.core.config import MAX_COUNT, UNLIMITED
-from jaxsched.core.masking import first_true, iota, read_at, saturating_sum, wide_cumsum
-from jaxsched.scheduling.first_fit import first_fit
+from jaxsched.core.config import MAX_COUNT, UNLIMITED, RowWalk
+from jaxsched.core.masking import saturating_sum
+from jaxsched.scheduling.walk import walks_of
 
 Array = jax.Array
 
@@ -26,6 +26,7 @@ def equal_progress(
     unit: Array,
     capacity: Array,
     first_round: int,
+    row_walk: RowWalk,
 ) -> Array:
     """Sizes after all rounds.
 
@@ -40,6 +41,7 @@ def equal_progress(
       capacity: i32[], tokens >= 0 or UNLIMITED.
       first_round: rounds known to be affordable for all rows; at least 1 if any
         offset is positive.
+      row_walk: static.
 
     Returns:
       i32[R], sizes in tokens.
@@ -56,11 +58,15 @@ def equal_progress(
     )
     spent = total(rounds)
     exhausted = (spent >= capacity) & (capacity != UNLIMITED)
-    exact = held(rounds, size_limit)
-    partial = _rounds_past_the_first_refusal(
-        held, cost_limit, size_limit, rounds - 1, capacity - total(rounds - 1)
+    # Short of the capacity by less than a round: some rows take their next unit.
+    done = rounds - 1
+    now, after, beyond = (held(done + more, cost_limit) for more in range(3))
+    extra, to_the_end = walks_of(row_walk).rounds_past_refusal(
+        now, after, beyond, capacity - total(done)
     )
-    size = jnp.where(spent == capacity, exact, partial)
+    # With tokens left, rows whose growth costs nothing (reuse) grow to their end.
+    partial = jnp.where(to_the_end, size_limit, held(done + extra, size_limit))
+    size = jnp.where(spent == capacity, held(rounds, size_limit), partial)
     return jnp.where(exhausted, size, size_limit)
 
 
@@ -79,42 +85,3 @@ def _first_round_at_capacity(total, reach, unit, capacity, first_round) -> Array
 
     bounds = (jnp.int32(first_round), high.astype(jnp.int32))
     return lax.while_loop(lambda b: b[0] < b[1], search, bounds)[0]
-
-
-def _rounds_past_the_first_refusal(
-    held, cost_limit: Array, size_limit: Array, done: Array, left: Array
-) -> Array:
-    """Sizes when `done` rounds are affordable and the next one is not.
-
-    Args:
-      held: from rounds and a limit to amounts, see `equal_progress`.
-      cost_limit: i32[R].
-      size_limit: i32[R].
-      done: i32[], full rounds.
-      left: i32[], capacity left after them, > 0.
-    """
-    rows = iota(cost_limit.shape[0])
-    now, after = held(done, cost_limit), held(done + 1, cost_limit)
-    this_offer, next_offer = after - now, held(done + 2, cost_limit) - after
-    running = wide_cumsum(this_offer)
-    refused = first_true(running > jnp.maximum(left, 0).astype(jnp.uint32))
-    spent = (running - this_offer.astype(jnp.uint32)).astype(jnp.int32)
-    found = refused < cost_limit.shape[0]
-    left = jnp.where(found, left - read_at(spent, refused), 0)
-
-    # The walk goes on behind the refused row, then from the front in the next round.
-    ahead, behind = rows > refused, rows < refused
-    offer = jnp.where(behind, next_offer, jnp.where(ahead, this_offer, 0))
-    rotated = jnp.roll(offer, -(refused + 1))
-    granted = first_fit(rotated, jnp.zeros_like(offer), jnp.int32(0), left)
-    granted = jnp.roll(granted, refused + 1)
-    accepted = granted == offer
-
-    left_this = left - jnp.sum(jnp.where(ahead, granted, 0))
-    left_next = left_this - jnp.sum(jnp.where(behind, granted, 0))
-    took_this = behind | (ahead & accepted)
-    took_next = (left_this > 0) & jnp.where(behind, accepted, took_this)
-    rounds = done + took_this.astype(jnp.int32)
-    rounds = rounds + (took_this & took_next).astype(jnp.int32)
-    # With tokens left, rows whose growth costs nothing (reuse) grow to their end.
-    return jnp.where(took_next & (left_next > 0), size_limit, held(rounds, size_limit))

@@ -51,9 +51,9 @@ from jaxsched.scheduling.microbatch import (
     batch_beam_width,
     first_chunk_reuse,
     standing_reason,
-    take_in_order,
 )
 from jaxsched.scheduling.snapshots import next_snapshot_points
+from jaxsched.scheduling.walk import walks_of
 
 Array = jax.Array
 
@@ -85,16 +85,16 @@ def plan_microbatch(
     others = free & ~decodes
 
     left = _Left(budget.max_num_batched_tokens, budget.max_num_seqs)
-    decode = _take_decodes(table, budget, left, decodes)
+    decode = _take_decodes(table, budget, left, decodes, config)
     shares = [(decodes, decode)]
     left = _after(left, decode)
     if config.chunking_policy == ChunkingPolicy.NONE:
-        shares.append((others, _take_whole(table, budget, left, others)))
+        shares.append((others, _take_whole(table, budget, left, others, config)))
     else:
         prefills = others & (table.phase == Phase.PREFILL)
         if config.encoder_decoder:
             encodes = others & ~prefills
-            whole = _take_whole(table, budget, left, encodes)
+            whole = _take_whole(table, budget, left, encodes, config)
             shares.append((encodes, whole))
             left = _after(left, whole)
             behind = prefills & _behind_refused(encodes, whole)
@@ -150,7 +150,11 @@ def _total(counts: Array) -> Array:
 
 
 def _take_decodes(
-    table: RequestTable, budget: Budget, left: _Left, decodes: Array
+    table: RequestTable,
+    budget: Budget,
+    left: _Left,
+    decodes: Array,
+    config: SchedulerConfig,
 ) -> _Share:
     limit, beam = budget.max_num_batched_tokens, table.beam_width
     drafts = jnp.clip(limit - beam, 0, table.num_draft_tokens)
@@ -158,11 +162,15 @@ def _take_decodes(
     same_width = beam == batch_beam_width(table, decodes & fits)
     candidates = decodes & fits & same_width
     skipped = jnp.where(fits, Reason.BEAM_WIDTH, Reason.TOO_LARGE)
-    return _walk(candidates, beam, drafts, beam + drafts, left, skipped)
+    return _walk(candidates, beam, drafts, beam + drafts, left, skipped, config)
 
 
 def _take_whole(
-    table: RequestTable, budget: Budget, left: _Left, rows: Array
+    table: RequestTable,
+    budget: Budget,
+    left: _Left,
+    rows: Array,
+    config: SchedulerConfig,
 ) -> _Share:
     """Encoder inputs, and prompts where chunking is off: all of a row or nothing."""
     encode = table.phase == Phase.ENCODE
@@ -175,7 +183,7 @@ def _take_whole(
     drafts = jnp.where(encode, 0, drafts)
     skipped = jnp.full_like(size, Reason.TOO_LARGE)
     candidates = rows & (charge <= limit)
-    return _walk(candidates, size, drafts, charge + drafts, left, skipped)
+    return _walk(candidates, size, drafts, charge + drafts, left, skipped, config)
 
 
 def _walk(
@@ -185,9 +193,12 @@ def _walk(
     charge: Array,
     left: _Left,
     skipped: Array,
+    config: SchedulerConfig,
 ) -> _Share:
     """Takes candidates in order; `skipped` is the reason of all other rows."""
-    walk = take_in_order(charge, candidates, candidates, left.tokens, left.rows)
+    walk = walks_of(config.row_walk).take_in_order(
+        charge, candidates, candidates, left.tokens, left.rows
+    )
     return _Share(
         size=size,
         num_draft_tokens=drafts,
@@ -219,7 +230,11 @@ def _take_chunks(
     longest = budget.max_context_length
     limits = Limits(left.tokens, budget.chunk_unit_size, longest, left.rows)
     size, seat_left = deal_chunks(
-        Prefills(position, want, charge), limits, config.chunking_policy, Rules.JAXSCHED
+        Prefills(position, want, charge),
+        limits,
+        config.chunking_policy,
+        Rules.JAXSCHED,
+        config.row_walk,
     )
     taken = size > 0
 
@@ -232,6 +247,7 @@ def _take_chunks(
         jnp.maximum(space, 0),
         charged,
         left.tokens,
+        config.row_walk,
     )
     rest = spend(left.tokens, _total(jnp.minimum(size, charge)))
     reason = jnp.where(rest == 0, Reason.NO_BUDGET, Reason.BELOW_UNIT)

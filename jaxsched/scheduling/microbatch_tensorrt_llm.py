@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxsched.core.config import (
     MAX_COUNT,
+    UNLIMITED,
     ChunkingPolicy,
     Phase,
     PlanError,
@@ -34,13 +35,12 @@ from jaxsched.scheduling.chunking import (
 )
 from jaxsched.scheduling.microbatch import (
     Draft,
-    Walk,
     batch_beam_width,
     first_chunk_reuse,
     standing_reason,
-    take_in_order,
 )
 from jaxsched.scheduling.snapshots import next_snapshot_point
+from jaxsched.scheduling.walk import Walk, walks_of
 
 Array = jax.Array
 
@@ -63,7 +63,7 @@ def plan_microbatch(
     eligible = standing == Reason.SCHEDULED
     chunking = config.chunking_policy != ChunkingPolicy.NONE
     charge = _charge(table, chunking)
-    walk = _walk(table, budget, eligible, charge)
+    walk = _walk(table, budget, config, eligible, charge)
 
     prefills = walk.taken & (table.phase == Phase.PREFILL)
     error = _error(table, budget, config, walk, eligible, charge)
@@ -137,13 +137,19 @@ def _charge(table: RequestTable, chunking: bool) -> Array:
     return jnp.where(table.phase == Phase.PREFILL, whole, charge)
 
 
-def _walk(table: RequestTable, budget: Budget, eligible: Array, charge: Array) -> Walk:
+def _walk(
+    table: RequestTable,
+    budget: Budget,
+    config: SchedulerConfig,
+    eligible: Array,
+    charge: Array,
+) -> Walk:
     decodes = eligible & (table.phase == Phase.DECODE)
     width = batch_beam_width(table, decodes)
     counted = eligible & (~decodes | (table.beam_width == width))
     # The seat is counted after it is taken, so even a limit of 0 seats one row.
     seats = jnp.maximum(budget.max_num_seqs, 1)
-    return take_in_order(
+    return walks_of(config.row_walk).take_in_order(
         charge, counted, eligible, budget.max_num_batched_tokens, seats
     )
 
@@ -197,18 +203,20 @@ def _share_the_rest(
         )
         want = charge = jnp.where(prefills, stop - position, 0)
     unit = budget.chunk_unit_size
-    limits = Limits(capacity, unit, longest, budget.max_num_seqs)
+    # Seats have been taken in the walk: every queued row has one.
+    limits = Limits(capacity, unit, longest, jnp.int32(UNLIMITED))
     size, _ = deal_chunks(
         Prefills(position, want, charge),
         limits,
         config.chunking_policy,
         Rules.TENSORRT_LLM,
+        config.row_walk,
     )
     space = jnp.maximum(jnp.minimum(-size % unit, longest - size), 0)
     charged = jnp.minimum(size, computed)
     last = prefills & (size == remaining)
     kept = fit_draft_tokens(
-        jnp.where(last, drafts, 0), space, _total(charged), capacity
+        jnp.where(last, drafts, 0), space, _total(charged), capacity, config.row_walk
     )
     size = jnp.where(cut, size, remaining)
     charged = jnp.where(cut, charged, computed)

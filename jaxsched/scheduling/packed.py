@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsched.core.build import request_columns
-from jaxsched.core.config import SchedulerConfig
+from jaxsched.core.config import RowWalk, SchedulerConfig
 from jaxsched.core.plan import Budget, Plan
 from jaxsched.core.requests import RequestTable
 from jaxsched.scheduling.scheduler import schedule
@@ -72,7 +72,7 @@ class HostPlanner:
     or 1), then call `plan()`. Not for use from several threads at once.
 
     Args:
-      config: static choices.
+      config: static choices; rows are walked one by one where JAX runs on a CPU.
       num_rows: R, rows of the table; unused ones stay `Phase.EMPTY`.
       num_points: S, columns of `snapshot_points`.
       num_requested_points: C, columns of `requested_points`.
@@ -85,6 +85,8 @@ class HostPlanner:
         num_points: int = 8,
         num_requested_points: int = 1,
     ):
+        if jax.default_backend() == "cpu":
+            config = dataclasses.replace(config, row_walk=RowWalk.SEQUENTIAL)
         columns = request_columns(
             [],
             num_rows=num_rows,

@@ -21,6 +21,7 @@ from jaxsched.core.plan import Budget, Plan
 from jaxsched.core.requests import RequestTable
 from jaxsched.scheduling import microbatch_jaxsched, microbatch_tensorrt_llm
 from jaxsched.scheduling.snapshots import is_snapshot_point, next_snapshot_points
+from jaxsched.scheduling.walk import walks_of
 
 Array = jax.Array
 
@@ -73,7 +74,7 @@ def schedule(
         decode_mask=decode,
         encode_mask=encode,
         preempted_mask=jnp.zeros_like(prefill),
-        order=_output_order(draft.taken, group, table.lora_id, config.group_by_lora),
+        order=_output_order(draft.taken, group, table.lora_id, config),
         reason=draft.reason,
         num_seqs=jnp.sum(draft.taken.astype(jnp.int32)),
         num_batched_tokens=draft.num_batched_tokens,
@@ -91,20 +92,16 @@ def _emit_points(table: RequestTable, end: Array, config: SchedulerConfig) -> Ar
 
 
 def _output_order(
-    taken: Array, group: Array, lora_id: Array, group_by_lora: bool
+    taken: Array, group: Array, lora_id: Array, config: SchedulerConfig
 ) -> Array:
     """Rows by group, then adapter, then row; NO_ID behind the last; i32[R]."""
-    size = taken.shape[0]
-    rows = _rows_by_adapter(lora_id) if group_by_lora else iota(size)
-    group = jnp.where(taken, group, _NUM_GROUPS)[rows]
-    # Few groups: a running count in each is cheaper than sorting by them.
-    members = (group[None, :] == iota(_NUM_GROUPS)[:, None]).astype(jnp.int32)
-    up_to = jnp.cumsum(members, axis=1)
-    count = up_to[:, -1:]
-    place = up_to - members + jnp.cumsum(count, axis=0) - count
-    place = jnp.sum(members * place, axis=0)
-    place = jnp.where(group < _NUM_GROUPS, place, size)
-    return jnp.full_like(rows, NO_ID).at[place].set(rows, mode="drop")
+    order_by_group = walks_of(config.row_walk).order_by_group
+    group = jnp.where(taken, group, _NUM_GROUPS)
+    if not config.group_by_lora:
+        return order_by_group(group, _NUM_GROUPS)
+    rows = _rows_by_adapter(lora_id)
+    order = order_by_group(group[rows], _NUM_GROUPS)
+    return jnp.where(order == NO_ID, NO_ID, rows[order])
 
 
 def _rows_by_adapter(lora_id: Array) -> Array:
