@@ -1,0 +1,243 @@
+"""Who is in the request table: arrivals, admission by urgency, cancellation, release.
+
+The waiting queue needs no storage of its own: it is what has arrived and not left.
+Everything here happens between two steps, at the clock.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxsched.core.config import MAX_COUNT, NO_ID, Phase
+from jaxsched.core.masking import first_true, iota
+from jaxsched.core.requests import RequestTable
+from jaxsched.simulation.replay_clock import (
+    Ticks,
+    add,
+    earlier,
+    earliest,
+    less,
+    never,
+    select,
+)
+from jaxsched.simulation.replay_state import (
+    Arrivals,
+    FinishReason,
+    ReplayState,
+    Settings,
+)
+
+Array = jax.Array
+
+_LAST = MAX_COUNT  # sorts behind every rank
+
+
+def next_arrival(arrivals: Arrivals, settings: Settings, state: ReplayState) -> Ticks:
+    """When the next request comes; NEVER if none does, or none by the clock."""
+    coming = _at(arrivals.arrival, state.num_arrived)
+    return select(settings.sequential, never(), coming)
+
+
+def has_events(arrivals: Arrivals, settings: Settings, state: ReplayState) -> Array:
+    """Whether something has happened that `settle` must take note of; bool[]."""
+    finished = jnp.any(state.table.phase == Phase.FINISHED)
+    arrived = ~less(state.clock, next_arrival(arrivals, settings, state))
+    given_up = ~less(state.clock, state.next_deadline)
+    return finished | arrived | given_up | _turn_comes(settings, state)
+
+
+def settle(
+    arrivals: Arrivals, settings: Settings, state: ReplayState, window: int
+) -> ReplayState:
+    """Releases rows that ended, lets requests arrive, and fills the free rows.
+
+    Args:
+      arrivals: the requests.
+      settings: of the run.
+      state: rows may be finished, requests may be due.
+      window: places of `Arrivals.order` that are looked at; static. All of them, or,
+        where requests leave the queue only in order, as many as there are rows.
+    """
+    state = _release(arrivals, state)
+    state = _let_arrive(arrivals, settings, state)
+    queue = arrivals.order.at[state.head + iota(window)].get(
+        mode="fill", fill_value=arrivals.order.shape[0] - 1
+    )
+    waiting = (queue < state.num_arrived) & ~state.left_queue[queue]
+    due = _at(arrivals.deadline, queue)
+    given_up = waiting & ~less(state.clock, due) & ~settings.sequential
+    state = _record_given_up(state, queue, given_up)
+    waiting &= ~given_up
+    state, admitted = _admit(arrivals, settings, state, queue, waiting)
+    waiting &= ~admitted
+
+    left = state.left_queue[queue]
+    rows_due = _where_living(state.table.phase, state.deadline)
+    queue_due = select(waiting & ~settings.sequential, due, never())
+    return state.replace(
+        head=state.head + first_true(~left),
+        next_deadline=earlier(earliest(rows_due), earliest(queue_due)),
+    )
+
+
+def _at(values: Ticks, index: Array) -> Ticks:
+    return Ticks(values.hi[index], values.lo[index])
+
+
+def _living(phase: Array) -> Array:
+    return (phase == Phase.PREFILL) | (phase == Phase.DECODE)
+
+
+def _where_living(phase: Array, values: Ticks) -> Ticks:
+    return select(_living(phase), values, never())
+
+
+def _turn_comes(settings: Settings, state: ReplayState) -> Array:
+    """Whether the next request of a sequential run arrives; bool[]."""
+    more = state.num_arrived < settings.num_requests
+    return settings.sequential & more & ~jnp.any(_living(state.table.phase))
+
+
+def _release(arrivals: Arrivals, state: ReplayState) -> ReplayState:
+    """Writes the results of rows that ended and empties them."""
+    table, num_rows = state.table, state.table.num_rows
+    finished = table.phase == Phase.FINISHED
+    expired = _living(table.phase) & ~less(state.clock, state.deadline)
+    gone = finished | expired
+    reason = jnp.where(finished, FinishReason.LENGTH, FinishReason.CANCELLED)
+    columns = (
+        *(state.admitted.hi, state.admitted.lo),
+        *(state.first_token.hi, state.first_token.lo),
+        *(state.clock.hi, state.clock.lo),
+        *(table.num_output_tokens, table.num_computed_tokens, reason),
+    )
+    rows = [jnp.broadcast_to(c, (num_rows,)).astype(jnp.uint32) for c in columns]
+    nowhere = state.results.shape[0]
+    place = jnp.where(gone, table.request_id, nowhere)
+    return state.replace(
+        table=table.replace(phase=jnp.where(gone, Phase.EMPTY, table.phase)),
+        results=state.results.at[place].set(jnp.stack(rows, axis=1), mode="drop"),
+        num_ended=state.num_ended + jnp.sum(gone.astype(jnp.int32)),
+    )
+
+
+def _let_arrive(
+    arrivals: Arrivals, settings: Settings, state: ReplayState
+) -> ReplayState:
+    """Counts what has arrived by the clock, or the one whose turn it is."""
+    turn = _turn_comes(settings, state).astype(jnp.int32)
+
+    def here(count: Array) -> Array:
+        due = ~less(state.clock, _at(arrivals.arrival, count))
+        return due & ~settings.sequential
+
+    count = lax.while_loop(here, lambda count: count + 1, state.num_arrived)
+    return state.replace(num_arrived=count + turn)
+
+
+def _record_given_up(state: ReplayState, queue: Array, given_up: Array) -> ReplayState:
+    """Writes the results of requests whose client left while they waited."""
+    nowhere = state.results.shape[0]
+    place = jnp.where(given_up, queue, nowhere)
+    late = never()
+    row = jnp.stack(
+        [
+            *(late.hi, late.lo, late.hi, late.lo, state.clock.hi, state.clock.lo),
+            *(jnp.uint32(0), jnp.uint32(0), jnp.uint32(FinishReason.CANCELLED)),
+        ]
+    )
+    rows = jnp.broadcast_to(row, (queue.shape[0], row.shape[0]))
+    return state.replace(
+        results=state.results.at[place].set(rows, mode="drop"),
+        left_queue=state.left_queue.at[place].set(True, mode="drop"),
+        num_ended=state.num_ended + jnp.sum(given_up.astype(jnp.int32)),
+    )
+
+
+def _admit(
+    arrivals: Arrivals,
+    settings: Settings,
+    state: ReplayState,
+    queue: Array,
+    waiting: Array,
+) -> tuple[ReplayState, Array]:
+    """Seats the most urgent waiting requests in free rows; and which of the queue."""
+    num_rows = state.table.num_rows
+    living = _living(state.table.phase)
+    free = settings.budget.max_num_seqs - jnp.sum(living.astype(jnp.int32))
+    place = jnp.cumsum(waiting.astype(jnp.int32))  # 1 for the most urgent
+    admitted = waiting & (place <= free)
+    seats = iota(num_rows)
+    chosen = queue.at[jnp.searchsorted(place, seats + 1)].get(mode="clip")
+    seated = seats < jnp.minimum(free, place[-1])
+
+    nowhere = state.left_queue.shape[0]
+    left = state.left_queue.at[jnp.where(seated, chosen, nowhere)].set(
+        True, mode="drop"
+    )
+    ranks = (
+        jnp.where(living, arrivals.rank[state.table.request_id], _LAST),
+        jnp.where(seated, arrivals.rank[chosen], _LAST),
+    )
+    _, source = lax.sort(
+        (jnp.concatenate(ranks), iota(2 * num_rows)), num_keys=1, is_stable=True
+    )
+    source = source[:num_rows]
+    old = (state.table, state.admitted, state.first_token, state.deadline)
+    new = _new_rows(arrivals, settings, state, chosen, seated)
+    table, admitted_at, first_token, deadline = jax.tree.map(
+        lambda one, other: jnp.concatenate([one, other])[source], old, new
+    )
+    return (
+        state.replace(
+            table=table,
+            admitted=admitted_at,
+            first_token=first_token,
+            deadline=deadline,
+            left_queue=left,
+        ),
+        admitted,
+    )
+
+
+def _new_rows(
+    arrivals: Arrivals,
+    settings: Settings,
+    state: ReplayState,
+    chosen: Array,
+    seated: Array,
+) -> tuple[RequestTable, Ticks, Ticks, Ticks]:
+    """Rows as requests enter with, and their three times."""
+    zero = jnp.zeros_like(chosen)
+    shape = chosen.shape
+    wide = state.table.requested_points.shape[1]
+    entry = arrivals.first_point[chosen][:, None] + iota(wide)[None, :]
+    given = iota(wide)[None, :] < arrivals.num_points[chosen][:, None]
+    points = arrivals.points.at[entry].get(mode="clip")
+    due = _at(arrivals.deadline, chosen)
+    # A sequential run knows the arrival only now: the deadline is an allowance.
+    allowed = settings.sequential & less(due, never())
+    now = jax.tree.map(lambda word: jnp.broadcast_to(word, shape), state.clock)
+    never_yet = jax.tree.map(lambda word: jnp.broadcast_to(word, shape), never())
+    table = RequestTable(
+        request_id=jnp.where(seated, chosen, NO_ID),
+        phase=jnp.where(seated, Phase.PREFILL, Phase.EMPTY),
+        num_prompt_tokens=arrivals.num_prompt_tokens[chosen],
+        num_computed_tokens=zero,
+        num_cached_tokens=zero,
+        num_reusable_tokens=zero,
+        num_output_tokens=zero,
+        max_new_tokens=arrivals.max_new_tokens[chosen],
+        num_draft_tokens=zero,
+        num_encoder_tokens=zero,
+        beam_width=zero + 1,
+        lora_id=arrivals.lora_id[chosen],
+        priority=arrivals.priority[chosen],
+        arrival=arrivals.arrival_ms[chosen],
+        in_flight=jnp.zeros(shape, bool),
+        hold_reason=zero,
+        snapshot_interval=zero,
+        requested_points=jnp.where(given, points, NO_ID),
+        snapshot_points=jnp.full_like(state.table.snapshot_points, NO_ID),
+    )
+    return table, now, never_yet, select(allowed, add(now, due), due)
