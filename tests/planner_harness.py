@@ -122,9 +122,17 @@ def fill_batch(stacked, batch=BATCH):
     return jax.tree.map(fill, stacked)
 
 
-def run_cases(cases, num_rows=ROWS, num_points=POINTS, batch=BATCH, compiler=None):
+def run_cases(
+    cases,
+    num_rows=ROWS,
+    num_points=POINTS,
+    batch=BATCH,
+    compiler=quick_compile,
+    row_walk="parallel",
+):
     """Plans of NumPy arrays for cases of one configuration, stacked in their order."""
-    program = batch_planner(config_of(cases[0]), compiler or quick_compile)
+    config = dataclasses.replace(config_of(cases[0]), row_walk=row_walk)
+    program = batch_planner(config, compiler)
     plans = []
     for start in range(0, len(cases), batch):
         part = cases[start : start + batch]

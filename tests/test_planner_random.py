@@ -5,7 +5,8 @@ empty rows in between, token counts from 1 up to the largest that the constructo
 (sums then pass int32), limits that bind and limits that do not. The fast tests draw
 700 tables of up to 16 rows a program, the slow ones 9,200 of up to 64 rows: 110,400.
 Beside them come tables of short prefills alone that compete for a tight budget: 1,000
-a chunking program, and 40,000 in the slow tests, 360,000 in all.
+a chunking program, and 40,000 in the slow tests, 360,000 in all. The slow tests plan
+all of them with both forms of walking the rows.
 """
 
 import jax
@@ -44,11 +45,15 @@ def test_random_tables_of_a_decoder_only_model(config):
     )
 
 
+WALKS = pytest.mark.parametrize("row_walk", ["parallel", "sequential"])
+
+
 @pytest.mark.slow
+@WALKS
 @pytest.mark.parametrize("config", CONFIGS, ids=name_of)
-def test_many_random_tables(config):
+def test_many_random_tables(config, row_walk):
     cases = random_cases("slow", 9200, config, max_rows=64, max_points=8)
-    assert_same_plans(cases, num_rows=64, compiler=jax.jit)
+    assert_same_plans(cases, num_rows=64, compiler=jax.jit, row_walk=row_walk)
 
 
 CHUNKED = [config for config in CONFIGS if config[1] != "none"]
@@ -60,9 +65,11 @@ def test_crowded_tables(config):
 
 
 @pytest.mark.slow
+@WALKS
 @pytest.mark.parametrize("config", CHUNKED, ids=name_of)
-def test_many_crowded_tables(config):
-    assert_same_plans(crowded_cases("slow", 40_000, config, max_rows=16))
+def test_many_crowded_tables(config, row_walk):
+    cases = crowded_cases("slow", 40_000, config, max_rows=16)
+    assert_same_plans(cases, row_walk=row_walk)
 
 
 @pytest.mark.slow
