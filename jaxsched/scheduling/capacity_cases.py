@@ -119,8 +119,7 @@ def _read(case: Mapping, pools: Mapping, requests: list) -> _Case:
         prefix_deferral=True,
         lora=True,
     )
-    if not check_flag("prefix_deferral", pools.get("prefix_deferral", False)):
-        holds = [{**record, "new_block_key": None} for record in holds]
+    deferral = check_flag("prefix_deferral", pools.get("prefix_deferral", False))
     table = request_columns(asks, num_rows=max(len(records), 1))
     windows = pools["windows"]
     if isinstance(windows, list) and windows:
@@ -140,6 +139,8 @@ def _read(case: Mapping, pools: Mapping, requests: list) -> _Case:
             for key in _POOL_KEYS
         },
     )
+    if not deferral:
+        state["new_block_key"][:] = NO_ID
     return _Case(config, table, state)
 
 

@@ -232,7 +232,9 @@ class _Walk:
                 continue
             behind = [r for r in holders if r in self.rows[at + 1 :]]
             victims = self.victims(want, behind)
-            if self.full() or victims is None or row in self.preempted:
+            # Nobody gets in behind a row that was preempted for those before it.
+            ended = any(row in self.rows[: at + 1] for row in self.preempted)
+            if self.full() or victims is None or ended:
                 stopped = at
                 break
             for victim in victims:
