@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from jaxsched.simulation.replay import Replay, ReplayConfig, replay
+from jaxsched.simulation.replay import Replay, replay
 from jaxsched.simulation.replay_clock import NEVER_PS
+from jaxsched.simulation.replay_config import ReplayConfig
 from jaxsched.simulation.replay_state import FinishReason
 from jaxsched.simulation.workloads import WorkloadBuilder
 from oracles import replay as oracle

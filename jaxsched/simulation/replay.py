@@ -11,7 +11,6 @@ from jaxsched.core.config import ChunkingPolicy, PlanError, Reason
 from jaxsched.scheduling.scheduler import schedule
 from jaxsched.scheduling.snapshots import publish
 from jaxsched.simulation.replay_arrays import (
-    NUM_STEP_ENTRIES,
     ArrivalTimes,
     arrivals_arrays,
     first_state,
@@ -19,7 +18,7 @@ from jaxsched.simulation.replay_arrays import (
     window_size,
 )
 from jaxsched.simulation.replay_clock import NEVER_PS, picoseconds
-from jaxsched.simulation.replay_config import ReplayConfig
+from jaxsched.simulation.replay_config import ReplayConfig, ReplayError
 from jaxsched.simulation.replay_limits import check_ranges
 from jaxsched.simulation.replay_loop import run_steps
 from jaxsched.simulation.replay_state import (
@@ -33,10 +32,6 @@ from jaxsched.simulation.replay_state import (
 from jaxsched.simulation.workloads import Workload
 
 _PS_PER_NS = 1000
-
-
-class ReplayError(ValueError):
-    """A replay that cannot go on; the text says who waits for what."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,8 +81,8 @@ def replay(
       progress: called now and then with the number of requests that have ended.
 
     Raises:
-      ValueError: if a count or a time cannot be represented.
-      ReplayError: if requests wait for what can never come.
+      ReplayError: if a count or a time cannot be represented, or if requests wait
+        for what can never come.
     """
     times = _arrival_times(workload, config)
     refused = _refused(workload, config)
@@ -228,6 +223,3 @@ def _collect(
         chunk_end=entries[:, ChunkColumn.END],
         chunk_points=entries[:, ChunkColumn.SNAPSHOT_POINT :],
     )
-
-
-__all__ = ("NUM_STEP_ENTRIES", "Replay", "ReplayConfig", "ReplayError", "replay")

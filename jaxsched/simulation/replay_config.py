@@ -21,6 +21,10 @@ _MAX_BASE_PS = 2**49
 _MAX_SCALE = 10**6
 
 
+class ReplayError(ValueError):
+    """A replay that cannot run or go on; the text says why and what to change."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
     """Settings of a replay; the command line's options have the same names.
@@ -56,7 +60,7 @@ class ReplayConfig:
     block_size: int = 64
     chunk_unit: int | None = None
     max_num_seqs: int = 128
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: int = 2048
     max_context_length: int = 0
     snapshot_interval: int = 512
     snapshot_from_start: Sequence[int] = ()

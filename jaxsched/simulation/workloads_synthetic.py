@@ -10,9 +10,9 @@ import random
 from jaxsched.simulation.workloads import Workload, WorkloadBuilder
 
 _SYSTEM_TOKENS = (1600, 700, 2400)
-_CHATS_PER_SECOND = 1.2
+_CHATS_PER_SECOND = 8.0
 _MS_PER_ANSWER_TOKEN = 12
-_MEAN_PAUSE_MS = 6_000
+_MEAN_PAUSE_MS = 4_000
 _NS_PER_MS = 10**6
 
 

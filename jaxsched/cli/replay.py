@@ -1,0 +1,235 @@
+"""`python -m jaxsched replay`: a workload through the scheduler on a simulated clock.
+
+Each step takes step-ms + token-us for every token scheduled + context-ns for every
+token of context that the scheduled rows read. There is no prefix cache in a replay
+yet: every prompt is computed whole, and snapshots are counted where they would land.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from jaxsched.cli.reading import InputError
+from jaxsched.core.config import ChunkingPolicy, Rules, SnapshotMode
+
+_PICTURES = (".png", ".pdf", ".svg")
+_SWITCHES = ("branch_snapshots", "answer_snapshots")
+
+
+def add_parser(subparsers) -> None:
+    """Adds the command to the program's argument parser."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="run a workload through the scheduler, step by step",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_workload_options(parser)
+    _add_scheduler_options(parser.add_argument_group("scheduler; 0: no limit"))
+    _add_snapshot_options(parser.add_argument_group("snapshots"))
+    _add_clock_options(parser.add_argument_group("clock"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument("--requests", metavar="OUT.jsonl", help="one line a request")
+    output.add_argument("--plot", metavar="OUT.png", help="a timeline (png, pdf, svg)")
+    parser.set_defaults(run=run)
+
+
+def _add_workload_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "workload",
+        nargs="?",
+        help="JSON lines or CSV, plain or gzipped, - for standard input; the form is "
+        "recognised from the content; default: generated chats",
+    )
+    parser.add_argument("--limit", type=_positive, help="requests to read")
+    parser.add_argument("--seed", type=int, default=0, help="of the generated chats")
+    parser.add_argument(
+        "--hash-block", type=_positive, help="tokens of one hash id (default 512)"
+    )
+
+
+def _add_scheduler_options(group) -> None:
+    group.add_argument("--rules", choices=[str(name) for name in Rules])
+    group.add_argument(
+        "--chunking-policy", choices=[str(name) for name in ChunkingPolicy]
+    )
+    for name, text in (
+        ("--block-size", "tokens of a KV block"),
+        ("--chunk-unit", "tokens; default the block size"),
+        ("--max-num-seqs", "requests that run at a time"),
+        ("--max-num-batched-tokens", "tokens of a step"),
+        ("--max-context-length", "tokens of a chunk"),
+        ("--draft-tokens", "proposed for every decode"),
+        ("--accepted-draft-tokens", "of those, confirmed in every step"),
+    ):
+        group.add_argument(name, type=int, help=text)
+
+
+def _add_snapshot_options(group) -> None:
+    group.add_argument(
+        "--snapshot-interval", type=int, help="tokens between periodic points; 0: none"
+    )
+    for name in ("--snapshot-from-start", "--snapshot-from-end"):
+        group.add_argument(name, type=_offsets, metavar="N,N", help="offsets in tokens")
+    group.add_argument("--snapshot-mode", choices=[str(name) for name in SnapshotMode])
+    group.add_argument(
+        "--max-emit-points", type=int, help="points inside one chunk, emit mode"
+    )
+    for name, text in (
+        ("--save-last", "the last block boundary that an identical prompt can reach"),
+        ("--prefix-caching", "off: no snapshot is due"),
+        ("--branch-snapshots", "needs the prefix cache: only the --no- form works"),
+        ("--answer-snapshots", "needs the prefix cache: only the --no- form works"),
+    ):
+        group.add_argument(name, action=argparse.BooleanOptionalAction, help=text)
+
+
+def _add_clock_options(group) -> None:
+    group.add_argument(
+        "--rate-scale", type=float, help="arrivals this many times as fast"
+    )
+    group.add_argument(
+        "--sequential",
+        action=argparse.BooleanOptionalAction,
+        help="each request arrives when the one before it has ended",
+    )
+    group.add_argument("--step-ms", type=float, help="every step")
+    group.add_argument("--token-us", type=float, help="every scheduled token")
+    group.add_argument("--context-ns", type=float, help="every token of context read")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _offsets(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be integers with commas between them, got {text!r}"
+        ) from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    for name in _SWITCHES:
+        if getattr(args, name):
+            raise InputError(
+                f"--{name.replace('_', '-')} needs the prefix cache, which a replay "
+                "does not have yet"
+            )
+    for path in (args.requests, args.plot):
+        _check_target(path)
+    if args.plot and Path(args.plot).suffix.lower() not in _PICTURES:
+        raise InputError(f"{args.plot}: --plot writes {', '.join(_PICTURES)}")
+    # Only now: reading the options must not wait for jax.
+    from jaxsched.simulation import metrics, replay
+
+    config = _config(args)
+    workload = _workload(args)
+    try:
+        with _progress(len(workload.requests)) as progress:
+            found = replay.replay(workload, config, progress)
+    except replay.ReplayError as wrong:
+        raise InputError(str(wrong)) from wrong
+    if args.requests:
+        _write_whole(args.requests, lambda path: _write_requests(path, found))
+    if args.plot:
+        from jaxsched.simulation import timeline
+
+        figure = timeline.draw_timeline(found)
+        form = Path(args.plot).suffix.lower().removeprefix(".")
+        _write_whole(args.plot, lambda path: figure.savefig(path, format=form))
+    if args.json:
+        print(json.dumps(metrics.metrics(found)))
+    else:
+        from jaxsched.cli import replay_table
+
+        replay_table.print_metrics(metrics.metrics(found), config)
+    return 0
+
+
+def _config(args: argparse.Namespace):
+    """The `ReplayConfig` of the options; its own defaults where none is given."""
+    from jaxsched.simulation.replay_config import ReplayConfig
+
+    names = [field.name for field in dataclasses.fields(ReplayConfig)]
+    given = {name: getattr(args, name) for name in names}
+    try:
+        return ReplayConfig(**{k: v for k, v in given.items() if v is not None})
+    except ValueError as wrong:
+        raise InputError(str(wrong)) from wrong
+
+
+def _workload(args: argparse.Namespace):
+    from jaxsched.simulation.workloads import WorkloadError
+    from jaxsched.simulation.workloads_reading import read_workload
+    from jaxsched.simulation.workloads_synthetic import synthetic_workload
+
+    if args.workload is None:
+        if args.hash_block is not None:
+            raise InputError("--hash-block needs a workload file with hash_ids")
+        return synthetic_workload(args.seed, limit=args.limit)
+    try:
+        return read_workload(
+            args.workload, hash_block=args.hash_block, limit=args.limit
+        )
+    except WorkloadError as wrong:
+        raise InputError(str(wrong)) from wrong
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
+    """A progress bar if somebody looks at standard error, else nothing."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("replaying", total=total)
+        yield lambda ended: bar.update(task, completed=ended)
+
+
+def _check_target(name: str | None) -> None:
+    """Refuses an output that cannot be written before the work is done."""
+    if name is None:
+        return
+    path = Path(name)
+    if path.is_dir():
+        raise InputError(f"{name}: is a folder, a file is to be written")
+    if not path.parent.is_dir():
+        raise InputError(f"{name}: the folder {path.parent} does not exist")
+
+
+def _write_whole(name: str, write: Callable[[Path], None]) -> None:
+    """Writes beside the target and renames: nobody ever sees half a file."""
+    path = Path(name)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    except OSError as wrong:
+        raise InputError(f"{name}: cannot be written: {wrong.strerror}") from wrong
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write_requests(path: Path, found) -> None:
+    from jaxsched.simulation.metrics import request_report
+
+    with path.open("w", encoding="utf-8") as file:
+        for line in request_report(found):
+            file.write(json.dumps(line) + "\n")
