@@ -50,7 +50,7 @@ def _layer(config: ModelConfig, layer: Layer) -> Shapes:
     shapes: Shapes = {"norm.weight": (size,)}
     if layer.mixer == "shared":
         shapes["linear.weight"] = (size, size)
-        shapes |= _under("adapters", _adapters(config))
+        shapes |= _under("adapters", adapter_shapes(config))
     if layer.has_mamba:
         shapes |= _under("mamba", mamba_shapes(config.mamba, size))
     if layer.mixer in ("attention", "parallel"):
@@ -74,7 +74,8 @@ def _shared_block(config: ModelConfig) -> Shapes:
     }
 
 
-def _adapters(config: ModelConfig) -> Shapes:
+def adapter_shapes(config: ModelConfig) -> Shapes:
+    """Adapters of one use of a shared block."""
     rank, attention = config.shared.adapter_rank, config.attention
     shapes: Shapes = {}
     if config.shared.attention_adapters:
