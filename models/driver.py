@@ -88,6 +88,10 @@ class Driver:
         self._tokens[sequence, : len(token_ids)] = token_ids
         self._position[sequence], self._load[sequence] = 0, 0
 
+    def extend(self, sequence: int, token_ids: np.ndarray) -> None:
+        """Gives a running sequence further tokens, as if they had been sampled."""
+        self._tokens[sequence, : len(token_ids)] = token_ids
+
     def restore(
         self,
         sequence: int,
@@ -168,6 +172,16 @@ class Driver:
             snapshot_points=jnp.array(points),
             snapshot_slots=jnp.array(targets),
         )
+
+    def keys_and_values(self, sequence: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of a sequence, [layers, T, kv heads, head dim] each."""
+        pages = self._tables[sequence]
+        found = []
+        for stored in (self.pools.key_pages, self.pools.value_pages):
+            values = np.asarray(stored[:, pages].astype(jnp.float32))
+            flat = values.reshape(len(values), -1, *values.shape[3:])
+            found.append(flat[:, : self.position(sequence)])
+        return found[0], found[1]
 
     def state(self, slot: int) -> dict[str, np.ndarray]:
         """The stored state of a slot, one array a kind, layers first."""

@@ -53,6 +53,7 @@ class ServedModel:
         self.config, self.dtype = config, dtype
         self._graph, state = nnx.split(abstract_model(config, dtype, form))
         names = [name for name, _ in _named_leaves(state)]
+        self._names = {name: index for index, name in enumerate(names)}
         self.leaves: Leaves = [jnp.asarray(parameters[name]) for name in names]
         self._tree = jax.tree.structure(state)
         self._step = jax.jit(self._run, donate_argnames="pools")
@@ -75,6 +76,12 @@ class ServedModel:
         model = make(random_init(nnx.Rngs(params=seed), dtype))
         parameters = dict(_named_leaves(nnx.state(model)))
         return cls(config, parameters, dtype=dtype, **options)
+
+    def parameter(self, name: str) -> np.ndarray | None:
+        """One parameter's values in float32, or None if the model has none so named."""
+        if name not in self._names:
+            return None
+        return np.asarray(self.leaves[self._names[name]].astype(jnp.float32))
 
     def step(self, pools: Pools, batch: Batch) -> tuple[Pools, Array]:
         """One step of a batch: the pools after it and f32[U + R, V] logits.
