@@ -1,11 +1,10 @@
 """`read_workload`: any workload file, its form recognised from its content."""
 
+import contextlib
 import gzip
-import io
 import sys
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from jaxsched.simulation import workloads_csv, workloads_json
 from jaxsched.simulation.workloads import Workload, WorkloadBuilder, WorkloadError
@@ -32,41 +31,37 @@ def read_workload(
     """
     shown = "<stdin>" if name == STDIN else name
     builder = WorkloadBuilder(shown)
-    lines = _filled_lines(shown, _open(name))
-    first = next(lines, None)
-    if first is None:
-        raise WorkloadError(f"{shown}: empty, no requests")
-    if first[1].lstrip().startswith("{"):
-        reader = workloads_json.JsonReader(builder, hash_block)
-        reader.read(*first)
-    else:
-        reader = workloads_csv.csv_reader(builder, *first)
-    for where, line in lines:
-        if limit is not None and len(builder) >= limit:
-            break
-        reader.read(where, line)
+    with contextlib.closing(_filled_lines(name, shown)) as lines:
+        first = next(lines, None)
+        if first is None:
+            raise WorkloadError(f"{shown}: empty, no requests")
+        if first[1].lstrip().startswith("{"):
+            reader = workloads_json.JsonReader(builder, hash_block)
+            reader.read(*first)
+        else:
+            reader = workloads_csv.csv_reader(builder, *first)
+        while limit is None or len(builder) < limit:
+            line = next(lines, None)
+            if line is None:
+                break
+            reader.read(*line)
     if hash_block is not None and not getattr(reader, "has_hash_ids", False):
         raise WorkloadError(f"{shown}: hash_block is given but there are no hash_ids")
     return builder.build(reader.form)
 
 
-def _open(name: str) -> BinaryIO:
-    try:
-        raw = sys.stdin.buffer if name == STDIN else open(name, "rb")
-        buffered = raw if hasattr(raw, "peek") else io.BufferedReader(raw)
-        if buffered.peek(2)[:2] == _GZIP:
-            return gzip.GzipFile(fileobj=buffered)
-        return buffered
-    except OSError as wrong:
-        raise WorkloadError(f"{name}: cannot be read: {wrong.strerror}") from wrong
-
-
-def _filled_lines(shown: str, stream: BinaryIO) -> Iterator[tuple[str, str]]:
-    """Yields (`file:line`, text) for lines that are not blank; closes the file."""
+def _filled_lines(name: str, shown: str) -> Iterator[tuple[str, str]]:
+    """Yields (`file:line`, text) for lines that are not blank."""
     number = 0
     try:
-        with stream:
-            for number, line in enumerate(stream, start=1):
+        with contextlib.ExitStack() as opened:
+            if name == STDIN:
+                raw = sys.stdin.buffer
+            else:
+                raw = opened.enter_context(open(name, "rb"))
+            if raw.peek(2)[:2] == _GZIP:
+                raw = opened.enter_context(gzip.GzipFile(fileobj=raw))
+            for number, line in enumerate(raw, start=1):
                 # Some spreadsheets put a byte order mark before the first column.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if text.strip():
@@ -74,6 +69,5 @@ def _filled_lines(shown: str, stream: BinaryIO) -> Iterator[tuple[str, str]]:
     except UnicodeDecodeError as wrong:
         raise WorkloadError(f"{shown}:{number}: not UTF-8 text: {wrong}") from wrong
     except (OSError, EOFError, zlib.error) as wrong:
-        raise WorkloadError(
-            f"{shown}:{number + 1}: cannot be read further: {wrong}"
-        ) from wrong
+        where = f"{shown}:{number + 1}" if number else shown
+        raise WorkloadError(f"{where}: cannot be read: {wrong}") from wrong
