@@ -4,10 +4,10 @@ import argparse
 import os
 import sys
 
-from jaxsched.cli import plan
+from jaxsched.cli import plan, replay, verify
 from jaxsched.cli.reading import InputError
 
-_COMMANDS = (plan,)
+_COMMANDS = (plan, replay, verify)
 
 
 def main(argv: list[str] | None = None) -> int:
