@@ -179,7 +179,8 @@ class Driver:
         found = []
         for stored in (self.pools.key_pages, self.pools.value_pages):
             values = np.asarray(stored[:, pages].astype(jnp.float32))
-            flat = values.reshape(len(values), -1, *values.shape[3:])
+            length = values.shape[1] * values.shape[2]
+            flat = values.reshape(len(values), length, *values.shape[3:])
             found.append(flat[:, : self.position(sequence)])
         return found[0], found[1]
 

@@ -238,7 +238,14 @@ class Attention(nnx.Module):
                 mixed.append(None)
                 continue
             out = paged_attention(
-                q, keys, values, index, table, at, count, self.config.scale
+                q,
+                keys,
+                values,
+                table,
+                at,
+                count,
+                layer=index,
+                scale=self.config.scale,
             )
             mixed.append(linear(self.out, out.reshape(stream.shape[0], -1)))
         return Streams(*mixed), pools.replace(key_pages=keys, value_pages=values)

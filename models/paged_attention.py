@@ -40,10 +40,11 @@ def paged_attention(
     queries: Array,
     key_pages: Array,
     value_pages: Array,
-    layer: int,
     block_tables: Array,
     positions: Array,
     num_keys: Array,
+    *,
+    layer: int,
     scale: float,
 ) -> Array:
     """Causal attention of A groups of Q queries, each group in a request of its own.
@@ -52,11 +53,11 @@ def paged_attention(
       queries: [A, Q, heads, D].
       key_pages: [layers, pages, page_size, kv heads, D], the queries' own included.
       value_pages: as `key_pages`.
-      layer: which layer's pages; the stack is indexed block by block, since a slice of
-        it would be a copy of all the layer's pages.
       block_tables: i32[A, B].
       positions: i32[A, Q] of the queries; a query sees keys at or before its own.
       num_keys: i32[A] keys that the group may need; 0: the group is padding.
+      layer: which layer's pages; the stack is indexed block by block, since a slice of
+        it would be a copy of all the layer's pages.
       scale: on the products.
 
     Returns:

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxsched.models.batch import StepShape
 from jaxsched.models.checkpoint import read_tensors
+from jaxsched.models.comparison import Check, Comparison
 from jaxsched.models.config import ModelConfig
 from jaxsched.models.driver import Chunk, Driver, run_cuts
 from jaxsched.models.families import with_chunk_size
@@ -29,6 +30,10 @@ DEFAULT_TOLERANCE = 1e-5
 
 _MAX_CELLS = 64
 _NUM_ROWS = 4
+
+
+class FolderError(ValueError):
+    """A folder that cannot be checked; its text is the one line that the user reads."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,73 +51,36 @@ class Options:
     carry_tails: bool = True
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Check:
-    """One comparison."""
-
-    name: str
-    bitwise: bool
-    passed: bool
-    num_compared: int
-    num_wrong: int
-    max_difference: float
-    where: str  # of the largest difference
-
-
-class Comparison:
-    """Gathers the differences of one check over several arrays."""
-
-    def __init__(self, name: str, tolerance: tuple[float, float] | None):
-        self.name, self.tolerance = name, tolerance
-        self._compared = self._wrong = 0
-        self._largest, self._where = 0.0, ""
-
-    def add(self, where: str, got: np.ndarray, right: np.ndarray) -> None:
-        """Compares two arrays; a tolerance of None asks for equal bits."""
-        if got.shape != right.shape:
-            raise ValueError(f"{where}: shaped {got.shape}, expected {right.shape}")
-        same = _bits(got) == _bits(right)
-        got, right = got.astype(np.float64), right.astype(np.float64)
-        gaps = np.abs(got - right)
-        gaps = np.where(np.isnan(gaps), np.inf, gaps)
-        if self.tolerance is None:
-            wrong = ~same
-        else:
-            atol, rtol = self.tolerance
-            wrong = ~(gaps <= atol + rtol * np.abs(right))
-        self._compared += gaps.size
-        self._wrong += int(wrong.sum())
-        if gaps.size and (gaps.max() > self._largest or not self._where):
-            self._largest = float(gaps.max())
-            at = np.unravel_index(int(gaps.argmax()), gaps.shape)
-            self._where = f"{where} {[int(index) for index in at]}"
-
-    def check(self) -> Check:
-        """The finished check."""
-        return Check(
-            name=self.name,
-            bitwise=self.tolerance is None,
-            passed=self._wrong == 0 and self._compared > 0,
-            num_compared=self._compared,
-            num_wrong=self._wrong,
-            max_difference=self._largest,
-            where=self._where if self._largest else "",
-        )
-
-
 def verify_folder(folder: str | Path, options: Options) -> tuple[ModelConfig, list]:
     """Loads a folder and runs every check.
 
     Raises:
-      ValueError: if the folder cannot be loaded, or its arrays do not fit the model.
+      FolderError: if the folder cannot be loaded, or its arrays do not fit the model.
     """
     folder = Path(folder)
-    config, parameters = load_checkpoint(folder, options.dtype)
-    if options.chunk_size is not None:
-        config = with_chunk_size(config, options.chunk_size)
+    try:
+        config, parameters = load_checkpoint(folder, options.dtype)
+        if options.chunk_size is not None:
+            config = with_chunk_size(config, options.chunk_size)
+    except ValueError as wrong:
+        raise FolderError(str(wrong)) from wrong
     model = ServedModel(config, parameters, dtype=options.dtype)
     tokens = _tokens(folder, config, options)
     return config, list(Verifier(folder, model, parameters, tokens, options).run())
+
+
+def _load(path: Path) -> np.ndarray:
+    try:
+        return np.load(path)
+    except (OSError, ValueError, EOFError) as wrong:
+        raise FolderError(f"{path}: not a numpy file: {wrong}") from wrong
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        return read_tensors(path)
+    except ValueError as wrong:
+        raise FolderError(str(wrong)) from wrong
 
 
 def _tokens(folder: Path, config: ModelConfig, options: Options) -> np.ndarray:
@@ -120,13 +88,15 @@ def _tokens(folder: Path, config: ModelConfig, options: Options) -> np.ndarray:
     if not path.is_file():
         made = np.random.default_rng(options.seed)
         return made.integers(0, config.vocab_size, (2, options.num_tokens), np.int32)
-    tokens = np.load(path)
+    tokens = _load(path)
     if tokens.ndim != 2 or tokens.dtype.kind != "i" or not tokens.size:
         shape = f"{tokens.dtype}{tokens.shape}"
-        raise ValueError(f"{path}: must hold whole numbers [rows, tokens], got {shape}")
+        raise FolderError(
+            f"{path}: must hold whole numbers [rows, tokens], got {shape}"
+        )
     if tokens.min() < 0 or tokens.max() >= config.vocab_size:
         right = f"token ids below vocab_size={config.vocab_size}"
-        raise ValueError(f"{path}: must hold {right}, got {tokens.max()}")
+        raise FolderError(f"{path}: must hold {right}, got {tokens.max()}")
     return tokens.astype(np.int32)
 
 
@@ -218,7 +188,10 @@ class Verifier:
         path = self.folder / "logits.npy"
         if not (path.is_file() and (self.folder / "tokens.npy").is_file()):
             return
-        stored = np.load(path)
+        stored = _load(path)
+        right = (*self.tokens.shape, self.model.config.vocab_size)
+        if stored.shape != right:
+            raise FolderError(f"{path}: must be shaped {right}, got {stored.shape}")
         found = Comparison("one_pass_vs_logits.npy", self.tolerance)
         found.add("[row, token, entry]", np.stack(self.whole), stored)
         yield found.check()
@@ -238,19 +211,25 @@ class Verifier:
             return
         for point, path in sorted(files.items()):
             if not 0 < point <= self.tokens.shape[1]:
-                raise ValueError(f"{path}: no position {point} in tokens.npy")
+                raise FolderError(f"{path}: no position {point} in tokens.npy")
             found = Comparison(f"states_vs_{path.name}", self.tolerance)
-            stored = read_tensors(path)
+            stored = _read(path)
             for row in range(len(self.tokens)):
                 self._alone(row, point)
                 own = published_states(self.driver, 0, 1)
                 for name, right in stored.items():
                     if name not in own:
-                        raise ValueError(f"{path}: {name} is no state of this model")
+                        raise FolderError(f"{path}: {name} is no state of this model")
+                    if len(right) != len(self.tokens):
+                        rows = f"{len(self.tokens)} rows, got {len(right)}"
+                        raise FolderError(f"{path}: {name} must have {rows}")
                     right = right[row]
                     if ".conv_state." in name:
                         # The oldest column stored is never read again.
                         right = right[:, 1:]
+                    if right.shape != own[name].shape:
+                        shape = f"shaped {own[name].shape} a row, got {right.shape}"
+                        raise FolderError(f"{path}: {name} must be {shape}")
                     found.add(f"row {row}, {name}", own[name], right)
             yield found.check()
 
@@ -358,11 +337,6 @@ class Verifier:
                 where = f"schedule {number}, row {row}, prompt {prompts[row]}"
                 found.add(where, got[row], alone[row])
         return found.check()
-
-
-def _bits(values: np.ndarray) -> np.ndarray:
-    """The values as whole numbers, so that 0.0 and -0.0 differ."""
-    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
 def _short(ends: list[int]) -> str:

@@ -57,7 +57,7 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
-    from jaxsched.models.verification import Options, verify_folder
+    from jaxsched.models.verification import FolderError, Options, verify_folder
 
     options = Options(
         dtype=args.dtype,
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         config, checks = verify_folder(args.folder, options)
-    except ValueError as wrong:
+    except FolderError as wrong:
         raise InputError(str(wrong)) from wrong
     passed = all(check.passed for check in checks)
     if args.json:
