@@ -1,0 +1,1 @@
+"""One script a question; `python -m benchmarks` runs those the machine can."""
