@@ -19,7 +19,7 @@ DTYPE_BYTES = {
     "float8": 1,
     "int8": 1,
 }
-"""Names of element types, and their bytes. Scales of quantised types are not counted."""
+"""Element types and their bytes. Scales of quantised types are not counted."""
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -121,8 +121,8 @@ def _kv_elements(layer: LayerShape, ranks: int) -> int:
         return layer.kv_elements
     if heads % ranks and ranks % heads:
         raise ValueError(
-            f"tensor_parallel={ranks} must divide the {heads} KV heads of a "
-            f"{layer.kind} layer or be a multiple of them"
+            f"tensor_parallel={ranks} must divide the {heads} KV heads of the "
+            f"{layer.kind} layers or be a multiple of them"
         )
     return layer.kv_elements // heads * max(heads // ranks, 1)
 
@@ -136,8 +136,8 @@ def _divided(layer: LayerShape, field: str, ranks: int) -> int:
     ):
         if count % ranks:
             raise ValueError(
-                f"tensor_parallel={ranks} must divide the {count} {what} of a "
-                f"{layer.kind} layer"
+                f"tensor_parallel={ranks} must divide the {count} {what} of the "
+                f"{layer.kind} layers"
             )
     return getattr(layer, field) // ranks
 
@@ -218,7 +218,8 @@ def pool_sizes(
             )
         blocks = (rest - kept * state) // block if block else 0
     elif snapshot_interval and state:
-        tokens = int(rest / (sizes.kv_per_token + state / snapshot_interval))
+        each = sizes.kv_per_token * snapshot_interval + state
+        tokens = rest * snapshot_interval // each
         blocks = tokens // block_size if block else 0
         kept = (rest - blocks * block) // state
         kept = min(kept, -(-tokens // snapshot_interval))
@@ -226,6 +227,8 @@ def pool_sizes(
         kept, blocks = 0, rest // block if block else 0
     if max_tokens is not None and blocks * block_size > max_tokens:
         blocks = -(-max_tokens // block_size)
+        if num_snapshots is None and snapshot_interval:
+            kept = min(kept, -(-max_tokens // snapshot_interval))
     return PoolSizes(
         budget=budget,
         block_size=block_size,
