@@ -395,3 +395,18 @@ def test_the_oracle_and_the_package_number_verdicts_alike():
     assert [name.lower() for name in Verdict.__members__] == list(
         capacity_records.NAMES
     )
+
+
+def test_a_pass_has_no_loop_unless_adapters_or_deferral_ask_for_one():
+    table, state = arrays([request(4, 4)] * 8, [window(64, 9)])
+    for rules in ("jaxsched", "tensorrt_llm"):
+        for policy in (GUARANTEED, MAX):
+            config = CapacityConfig(rules=rules, policy=policy)
+            program = str(
+                jax.make_jaxpr(lambda t, s, c=config: admit(t, s, c))(table, state)
+            )
+            assert "while[" not in program and "scan[" not in program
+    config = CapacityConfig(policy=MAX, lora=True)
+    assert "while[" in str(
+        jax.make_jaxpr(lambda t, s: admit(t, s, config))(table, state)
+    )
