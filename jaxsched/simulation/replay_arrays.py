@@ -127,7 +127,8 @@ def first_state(
     num_rows, size = config.num_rows, arrivals.order.shape[0]
     requested = max(len(r.snapshot_points) for r in workload.requests)
     requested = bucket_size(requested, smallest=_SMALLEST_POINTS)
-    offsets = len(config.snapshot_from_start) + len(config.snapshot_from_end)
+    rules = config.snapshot_rules()
+    offsets = rules.from_start.shape[0] + rules.from_end.shape[0]
     emitted = config.scheduler().num_emit_columns
     num_chunks = _CHUNKS_PER_STEP * NUM_STEP_ENTRIES + num_rows
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from jaxsched.core.build import MAX_DRAFT_TOKENS, bucket_size, budget, budget_limits
-from jaxsched.core.config import Rules, SchedulerConfig
+from jaxsched.core.config import MAX_COUNT, Rules, SchedulerConfig
 from jaxsched.core.host import check_count, check_counts, check_flag
 from jaxsched.core.plan import Budget
 from jaxsched.scheduling.snapshots import SnapshotRules, snapshot_rules
@@ -19,6 +19,7 @@ MAX_ROWS = 2**16
 _MAX_COST_PS = 2**32 - 1
 _MAX_BASE_PS = 2**49
 _MAX_SCALE = 10**6
+_SMALLEST_OFFSETS = 4
 
 
 class ReplayError(ValueError):
@@ -160,11 +161,11 @@ class ReplayConfig:
         return budget(**self._limits())
 
     def snapshot_rules(self) -> SnapshotRules:
-        """Where snapshots are due."""
+        """Where snapshots are due; offsets padded, so that few counts compile."""
         return snapshot_rules(
             interval=self.snapshot_interval,
-            from_start=self.snapshot_from_start,
-            from_end=self.snapshot_from_end,
+            from_start=_padded(self.snapshot_from_start, 0),
+            from_end=_padded(self.snapshot_from_end, MAX_COUNT),
             save_last=self.save_last,
             block_size=self.block_size,
             enable_prefix_caching=self.prefix_caching,
@@ -176,6 +177,12 @@ _COSTS = (
     ("token_us", PS_PER_US, _MAX_COST_PS),
     ("context_ns", PS_PER_NS, _MAX_COST_PS),
 )
+
+
+def _padded(offsets: tuple[int, ...], nowhere: int) -> tuple[int, ...]:
+    """Offsets followed by some that lie outside of every prompt."""
+    size = bucket_size(len(offsets), smallest=_SMALLEST_OFFSETS)
+    return offsets + (nowhere,) * (size - len(offsets))
 
 
 def _whole(value: float, unit: int) -> int:

@@ -179,65 +179,71 @@ def _admit(
         jnp.where(living, arrivals.rank[state.table.request_id], _LAST),
         jnp.where(seated, arrivals.rank[chosen], _LAST),
     )
-    _, source = lax.sort(
+    rank, source = lax.sort(
         (jnp.concatenate(ranks), iota(2 * num_rows)), num_keys=1, is_stable=True
     )
-    source = source[:num_rows]
-    old = (state.table, state.admitted, state.first_token, state.deadline)
-    new = _new_rows(arrivals, settings, state, chosen, seated)
-    table, admitted_at, first_token, deadline = jax.tree.map(
-        lambda one, other: jnp.concatenate([one, other])[source], old, new
-    )
-    return (
-        state.replace(
-            table=table,
-            admitted=admitted_at,
-            first_token=first_token,
-            deadline=deadline,
-            left_queue=left,
-        ),
-        admitted,
-    )
+    rank, source = rank[:num_rows], source[:num_rows]
+    state = _arrange(arrivals, settings, state, rank, source, chosen)
+    return state.replace(left_queue=left), admitted
 
 
-def _new_rows(
+def _arrange(
     arrivals: Arrivals,
     settings: Settings,
     state: ReplayState,
+    rank: Array,
+    source: Array,
     chosen: Array,
-    seated: Array,
-) -> tuple[RequestTable, Ticks, Ticks, Ticks]:
-    """Rows as requests enter with, and their three times."""
-    zero = jnp.zeros_like(chosen)
-    shape = chosen.shape
-    wide = state.table.requested_points.shape[1]
-    entry = arrivals.first_point[chosen][:, None] + iota(wide)[None, :]
-    given = iota(wide)[None, :] < arrivals.num_points[chosen][:, None]
-    points = arrivals.points.at[entry].get(mode="clip")
-    due = _at(arrivals.deadline, chosen)
+) -> ReplayState:
+    """Puts rows in their new order: rows that stay, and requests that enter.
+
+    Args:
+      arrivals: the requests.
+      settings: of the run.
+      state: rows in their old order.
+      rank: i32[R], of each new row; _LAST: nobody.
+      source: i32[R], where each new row comes from: an old row, or R + a newcomer.
+      chosen: i32[R], the newcomers' requests.
+    """
+    table, num_rows = state.table, state.table.num_rows
+    taken, stays = rank < _LAST, source < num_rows
+    old = jnp.minimum(source, num_rows - 1)
+    newcomer = chosen[jnp.maximum(source - num_rows, 0)]
+    request = jnp.where(stays, table.request_id[old], newcomer)
+    request = jnp.where(taken, request, arrivals.rank.shape[0] - 1)
+
+    def carry(values: Array, fresh: Array | int) -> Array:
+        return jnp.where(stays & taken, values[old], fresh)
+
+    def carry_ticks(values: Ticks, fresh: Ticks) -> Ticks:
+        return Ticks(carry(values.hi, fresh.hi), carry(values.lo, fresh.lo))
+
+    due = _at(arrivals.deadline, request)
     # A sequential run knows the arrival only now: the deadline is an allowance.
     allowed = settings.sequential & less(due, never())
-    now = jax.tree.map(lambda word: jnp.broadcast_to(word, shape), state.clock)
-    never_yet = jax.tree.map(lambda word: jnp.broadcast_to(word, shape), never())
-    table = RequestTable(
-        request_id=jnp.where(seated, chosen, NO_ID),
-        phase=jnp.where(seated, Phase.PREFILL, Phase.EMPTY),
-        num_prompt_tokens=arrivals.num_prompt_tokens[chosen],
-        num_computed_tokens=zero,
-        num_cached_tokens=zero,
-        num_reusable_tokens=zero,
-        num_output_tokens=zero,
-        max_new_tokens=arrivals.max_new_tokens[chosen],
-        num_draft_tokens=zero,
-        num_encoder_tokens=zero,
-        beam_width=zero + 1,
-        lora_id=arrivals.lora_id[chosen],
-        priority=arrivals.priority[chosen],
-        arrival=arrivals.arrival_ms[chosen],
-        in_flight=jnp.zeros(shape, bool),
-        hold_reason=zero,
-        snapshot_interval=zero,
-        requested_points=jnp.where(given, points, NO_ID),
-        snapshot_points=jnp.full_like(state.table.snapshot_points, NO_ID),
+    due = select(allowed, add(state.clock, due), due)
+    return state.replace(
+        table=table.replace(
+            request_id=jnp.where(taken, request, NO_ID),
+            phase=jnp.where(taken, carry(table.phase, Phase.PREFILL), Phase.EMPTY),
+            num_prompt_tokens=arrivals.num_prompt_tokens[request],
+            num_computed_tokens=carry(table.num_computed_tokens, 0),
+            num_output_tokens=carry(table.num_output_tokens, 0),
+            max_new_tokens=arrivals.max_new_tokens[request],
+            lora_id=arrivals.lora_id[request],
+            priority=arrivals.priority[request],
+            arrival=arrivals.arrival_ms[request],
+            requested_points=_points_of(arrivals, request, table),
+        ),
+        admitted=carry_ticks(state.admitted, state.clock),
+        first_token=carry_ticks(state.first_token, never()),
+        deadline=carry_ticks(state.deadline, due),
     )
-    return table, now, never_yet, select(allowed, add(now, due), due)
+
+
+def _points_of(arrivals: Arrivals, request: Array, table: RequestTable) -> Array:
+    """The points that the callers of some requests chose, i32[R, C], NO_ID padded."""
+    column = iota(table.requested_points.shape[1])[None, :]
+    entry = arrivals.first_point[request][:, None] + column
+    points = arrivals.points.at[entry].get(mode="clip")
+    return jnp.where(column < arrivals.num_points[request][:, None], points, NO_ID)
