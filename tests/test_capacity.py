@@ -22,7 +22,6 @@ from jaxsched.scheduling.capacity_build import capacity_state
 from jaxsched.scheduling.capacity_cases import answer_capacity_cases
 from jaxsched.scheduling.capacity_needs import blocks_for_step, blocks_to_completion
 from jaxsched.scheduling.capacity_state import CapacityConfig, Verdict
-from jaxsched.scheduling.capacity_walk import exact_cumsum, exact_sum, group_rows
 from jaxsched.scheduling.case_reading import CaseError
 from oracles import capacity_records
 
@@ -306,27 +305,6 @@ def test_huge_counts_do_not_wrap():
             assert sum(result.admitted.tolist()) == expected
 
 
-def test_running_sums_are_exact_until_they_are_held():
-    rng = np.random.default_rng(0)
-    counts = rng.integers(-(2**30), 2**30, (200, 3)).astype(np.int32)
-    exact = np.clip(np.cumsum(counts.astype(np.int64), axis=0), -(2**30) + 1, 2**30 - 1)
-    assert (np.asarray(exact_cumsum(jnp.asarray(counts))) == exact).all()
-    assert (np.asarray(exact_sum(jnp.asarray(counts))) == exact[-1]).all()
-
-
-def test_groups_have_their_first_row_as_leader():
-    key = jnp.asarray([5, 5, 2, 5, 2, 9, 2], jnp.int32)
-    other = jnp.asarray([0, 0, 0, 1, 0, 0, 0], jnp.int32)
-    mask = jnp.asarray([True, True, True, True, True, False, True])
-    groups = group_rows(key, other, mask)
-    assert groups.leader.tolist() == [0, 0, 2, 3, 2, 7, 2]
-    late = jnp.asarray([False, True, False, False, True, True, True])
-    assert groups.is_first(late).tolist() == [i in (1, 4) for i in range(7)]
-    assert groups.any_in_group(late).tolist() == [
-        i in (0, 1, 2, 4, 6) for i in range(7)
-    ]
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -394,19 +372,4 @@ def test_shapes_are_checked_when_traced():
 def test_the_oracle_and_the_package_number_verdicts_alike():
     assert [name.lower() for name in Verdict.__members__] == list(
         capacity_records.NAMES
-    )
-
-
-def test_a_pass_has_no_loop_unless_adapters_or_deferral_ask_for_one():
-    table, state = arrays([request(4, 4)] * 8, [window(64, 9)])
-    for rules in ("jaxsched", "tensorrt_llm"):
-        for policy in (GUARANTEED, MAX):
-            config = CapacityConfig(rules=rules, policy=policy)
-            program = str(
-                jax.make_jaxpr(lambda t, s, c=config: admit(t, s, c))(table, state)
-            )
-            assert "while[" not in program and "scan[" not in program
-    config = CapacityConfig(policy=MAX, lora=True)
-    assert "while[" in str(
-        jax.make_jaxpr(lambda t, s: admit(t, s, config))(table, state)
     )
