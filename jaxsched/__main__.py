@@ -4,10 +4,10 @@ import argparse
 import os
 import sys
 
-from jaxsched.cli import plan, replay, verify
+from jaxsched.cli import plan, replay, size, verify
 from jaxsched.cli.reading import InputError
 
-_COMMANDS = (plan, replay, verify)
+_COMMANDS = (plan, replay, size, verify)
 
 
 def main(argv: list[str] | None = None) -> int:
