@@ -58,7 +58,9 @@ class Work:
     is_decode: Array  # bool[A]
     is_last: Array  # bool[A]  a prefill that reaches its prompt's end
     block_tables: Array  # i32[A, B]
-    load_slots: Array  # i32[A]  state to start from; ZERO_SLOT at position 0
+    # State to start from: ZERO_SLOT at position 0; its own slot where decoding, which
+    # no other request writes in the same step.
+    load_slots: Array  # i32[A]
     store_slots: Array  # i32[A]  where the state after the step goes
     snapshot_points: Array  # i32[A, P]  positions in (start, start + count], or NO_ID
     snapshot_slots: Array  # i32[A, P]  where their states go

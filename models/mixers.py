@@ -43,22 +43,24 @@ class MambaMixer(nnx.Module):
     ) -> tuple[Streams, Pools]:
         """Mixes both streams; `index` counts layers with recurrence."""
         cells, rows = x
-        before = pools
+        # Rows read what the cells have left: reading the pools as they came in would
+        # keep them alive past the cells' writes, and cost a copy of every state. A row
+        # starts from its own request's slot, which no cell writes.
         if cells is not None:
-            cells, pools = self._cells(cells, before, pools, index, step)
+            cells, pools = self._cells(cells, pools, index, step)
         if rows is not None:
-            rows, pools = self._rows(rows, before, pools, index, step)
+            rows, pools = self._rows(rows, pools, index, step)
         return Streams(cells, rows), pools
 
     def _cells(
-        self, x: Array, before: Pools, pools: Pools, index: int, step: StepContext
+        self, x: Array, pools: Pools, index: int, step: StepContext
     ) -> tuple[Array, Pools]:
         mamba, cut, batch = self.config, step.cut, step.batch
         shape = step.cell_positions.shape
         projected = matmul(x, self.in_proj.weight[...]).reshape(*shape, -1)
         z, raw = projected[..., : mamba.inner_size], projected[..., mamba.inner_size :]
         load = batch.cell_load_slot
-        conv, tail = before.conv[index, load], before.tail[index, load]
+        conv, tail = pools.conv[index, load], pools.tail[index, load]
         window, steps = merge_carried(raw, conv, tail, cut)
         width = mamba.conv_width - 1
         history = jnp.arange(-width, shape[1], dtype=jnp.int32)
@@ -73,11 +75,10 @@ class MambaMixer(nnx.Module):
             self._rates(),
             keys,
             queries,
-            before.ssm[index, load],
+            pools.ssm[index, load],
             cut.is_first,
         )
         out = self._finish(out, inputs, z).reshape(x.shape[0], -1)
-        # Written after every read of the step's own input: `before` stays as it was.
         at, plain = batch.write_cell, batch.write_plain
         stored = rows_to_store(
             window[at],
@@ -97,7 +98,7 @@ class MambaMixer(nnx.Module):
         return linear(self.out_proj, out), pools
 
     def _rows(
-        self, x: Array, before: Pools, pools: Pools, index: int, step: StepContext
+        self, x: Array, pools: Pools, index: int, step: StepContext
     ) -> tuple[Array, Pools]:
         mamba, batch = self.config, step.batch
         projected = matmul(x, self.in_proj.weight[...])
@@ -107,7 +108,7 @@ class MambaMixer(nnx.Module):
             axis=-1,
         )
         load, store = batch.row_load_slot, batch.row_store_slot
-        window = jnp.concatenate([before.conv[index, load], raw[:, None]], axis=1)
+        window = jnp.concatenate([pools.conv[index, load], raw[:, None]], axis=1)
         history = jnp.arange(1 - mamba.conv_width, 1, dtype=jnp.int32)
         positions = batch.row_positions[:, None] + history[None]
         mixed = self._convolve(window, positions)[:, 0]
@@ -118,7 +119,7 @@ class MambaMixer(nnx.Module):
             self._rates(),
             keys,
             queries,
-            before.ssm[index, load],
+            pools.ssm[index, load],
         )
         pools = pools.replace(
             ssm=pools.ssm.at[index, store].set(state, mode="drop"),

@@ -77,6 +77,11 @@ class ServedModel:
         parameters = dict(_named_leaves(nnx.state(model)))
         return cls(config, parameters, dtype=dtype, **options)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parameter names, in the order of `leaves`."""
+        return tuple(self._names)
+
     def parameter(self, name: str) -> np.ndarray | None:
         """One parameter's values in float32, or None if the model has none so named."""
         if name not in self._names:

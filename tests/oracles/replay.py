@@ -12,9 +12,9 @@ from oracles.planner_points import published_points
 from oracles.records import NO_ID, UNLIMITED, Case, Row
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Job:
-    """One request and all that becomes of it."""
+    """One request and all that becomes of it; twins are still two requests."""
 
     prompt: int
     output: int
