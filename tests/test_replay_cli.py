@@ -189,6 +189,16 @@ def test_a_prompt_that_can_never_run_is_refused_by_name(trace, tmp_path, capsys)
     assert "2 prompts are longer than a step" in capsys.readouterr().out
 
 
+def test_a_run_that_refuses_everything_still_reports(trace, tmp_path, capsys):
+    plot = tmp_path / "none.png"
+    whole = ("--chunking-policy", "none", "--max-num-batched-tokens", "32")
+    run(trace, *SMALL[:4], *whole, "--plot", str(plot), "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_refused"], found["num_steps"]) == (3, 0)
+    assert found["ttft_ms_p50"] is None and found["requests_per_s"] is None
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
 def test_half_a_file_is_never_seen(tmp_path):
     target = tmp_path / "out.jsonl"
     target.write_text("old")

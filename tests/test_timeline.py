@@ -79,7 +79,12 @@ def test_few_requests_have_named_rows_and_many_share_lanes(run, monkeypatch):
     axes = timeline.draw_timeline(run).axes[0]
     assert "lanes" in axes.get_ylabel()
     low, high = axes.get_ylim()
-    assert low < 15.5 and high < 0
+    assert low < 15.5 and high < 0 and bars(axes, timeline.WAITING)
+    monkeypatch.setattr(timeline, "_MAX_LANES", 4)
+    axes = timeline.draw_timeline(run).axes[0]
+    assert "counted below" in axes.get_ylabel()
+    assert not bars(axes, timeline.WAITING)
+    assert axes.get_ylim()[0] < 3.5  # as many lanes as rows of the table
 
 
 def test_lanes_never_hold_two_requests_at_once():
@@ -87,8 +92,7 @@ def test_lanes_never_hold_two_requests_at_once():
     arrival = np.sort(draw.uniform(0, 50, 300))
     finish = arrival + draw.exponential(3, 300)
     finish[::50] = np.nan
-    rows = timeline._Rows(arrival, arrival, finish, finish)
-    lanes = timeline._lanes(rows)
+    lanes = timeline._lanes(arrival, finish)
     over = np.where(np.isnan(finish), arrival, finish)
     for lane in range(lanes.max() + 1):
         mine = lanes == lane

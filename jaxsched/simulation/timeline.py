@@ -31,6 +31,7 @@ CANCELLED = "#b2182b"
 
 _PS_PER_S = 1e12
 _MAX_LABELS = 60
+_MAX_LANES = 80
 _NUM_BINS = 600
 _DPI = 150
 
@@ -48,7 +49,8 @@ def draw_timeline(run: Replay) -> Figure:
     """Draws a replay; save it with `figure.savefig`.
 
     Up to 60 requests have a row each, in order of arrival; more than that share lanes,
-    each taking the first one that is free when it arrives. Grey while a request waits
+    each taking the first one that is free when it arrives, or, where very many wait,
+    when it is admitted. Grey while a request waits
     for a row of the table, pale while it holds one, blue for every chunk of its prompt
     (two blues in turn), green from the first token on; orange ticks below a bar are
     snapshots. Underneath: what the steps carried of the token budget, and how many
@@ -59,15 +61,15 @@ def draw_timeline(run: Replay) -> Figure:
     )
     end = float(np.nanmax(np.append(rows.finish, 1e-9)))
     named = len(rows.arrival) <= _MAX_LABELS
-    place = np.arange(len(rows.arrival)) if named else _lanes(rows)
+    place, with_waits = _places(rows, named)
     tall = float(np.clip(0.17 * (place.max(initial=0) + 1), 2.8, 9.0))
     figure = Figure(figsize=(14.0, tall + 4.3), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     top, tokens, counts = figure.subplots(
         3, 1, sharex=True, height_ratios=(tall, 1.25, 1.25)
     )
-    _draw_rows(top, run, rows, place)
-    _label_rows(top, run, named)
+    _draw_rows(top, run, rows, place, with_waits)
+    _label_rows(top, run, named, with_waits)
     _draw_tokens(tokens, run, end)
     _draw_counts(counts, rows, end)
     top.set_xlim(-0.01 * end, 1.01 * end)
@@ -80,16 +82,30 @@ def draw_timeline(run: Replay) -> Figure:
     return figure
 
 
-def _lanes(rows: _Rows) -> np.ndarray:
-    """A lane for each request: the first that is free when it arrives, i64[N]."""
+def _places(rows: _Rows, named: bool) -> tuple[np.ndarray, bool]:
+    """The row that each request is drawn in, and whether its wait fits in there."""
+    if named:
+        return np.arange(len(rows.arrival)), True
+    place = _lanes(rows.arrival, rows.finish)
+    if place.max() < _MAX_LANES:
+        return place, True
+    # A long queue would push everything apart: the panel of counts shows it.
+    return _lanes(rows.admitted, rows.finish), False
+
+
+def _lanes(start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """The first lane that is free when a request starts, i64[N]."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
-    place = np.zeros(len(rows.arrival), np.int64)
-    for index, (came, went) in enumerate(zip(rows.arrival, rows.finish, strict=True)):
-        while busy and busy[0][0] <= came:
+    place = np.zeros(len(start), np.int64)
+    for index in np.argsort(start, kind="stable"):
+        if np.isnan(start[index]):
+            continue
+        while busy and busy[0][0] <= start[index]:
             heapq.heappush(free, heapq.heappop(busy)[1])
         place[index] = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (came if np.isnan(went) else went, int(place[index])))
+        over = start[index] if np.isnan(stop[index]) else stop[index]
+        heapq.heappush(busy, (float(over), int(place[index])))
     return place
 
 
@@ -117,10 +133,13 @@ def _title(run: Replay) -> str:
     return f"{name}: {found['num_requests']:,} requests\n{line}"
 
 
-def _draw_rows(axes: Axes, run: Replay, rows: _Rows, place: np.ndarray) -> None:
+def _draw_rows(
+    axes: Axes, run: Replay, rows: _Rows, place: np.ndarray, with_waits: bool
+) -> None:
     height, below = 0.62, 0.44
     stop = np.fmin(rows.admitted, rows.finish)
-    _bars(axes, place, rows.arrival, stop, 0.26, WAITING)
+    if with_waits:
+        _bars(axes, place, rows.arrival, stop, 0.26, WAITING)
     _bars(axes, place, rows.admitted, _seated_until(rows), height, SEATED)
     _bars(axes, place, rows.first_token, rows.finish, height, DECODE)
 
@@ -139,6 +158,7 @@ def _draw_rows(axes: Axes, run: Replay, rows: _Rows, place: np.ndarray) -> None:
         LineCollection(np.stack([ticks, at], axis=2), colors=SNAPSHOT, linewidths=0.7)
     )
     gone = run.finish_reason == FinishReason.CANCELLED
+    gone &= with_waits | ~np.isnan(rows.admitted)
     axes.plot(
         rows.finish[gone],
         place[gone],
@@ -160,13 +180,16 @@ def _seated_until(rows: _Rows) -> np.ndarray:
     return np.where(np.isnan(rows.first_token), rows.finish, rows.first_token)
 
 
-def _label_rows(axes: Axes, run: Replay, named: bool) -> None:
+def _label_rows(axes: Axes, run: Replay, named: bool, with_waits: bool) -> None:
     if named:
         names = [str(request.request_id) for request in run.workload.requests]
         axes.set_yticks(np.arange(len(names)), names, fontsize=7)
         axes.tick_params(axis="y", length=0)
     else:
-        axes.set_ylabel("lanes: a request takes the first free one", fontsize=8)
+        text = "lanes: a request takes the first free one"
+        if not with_waits:
+            text += "\nonce it is admitted (who waits is counted below)"
+        axes.set_ylabel(text, fontsize=8)
         axes.tick_params(axis="y", labelsize=8)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -271,7 +294,10 @@ def _averages(run: Replay, tokens: np.ndarray, edges: np.ndarray) -> np.ndarray:
     stop = start + run.step_duration / _PS_PER_S
     times = np.stack([start, stop], axis=1).ravel()
     spent = np.cumsum(tokens * (stop - start))
-    total = np.stack([np.concatenate([[0], spent[:-1]]), spent], axis=1).ravel()
+    before = np.concatenate([np.zeros(1), spent])[: len(spent)]
+    total = np.stack([before, spent], axis=1).ravel()
+    if not len(total):  # every request was refused
+        return np.zeros(len(edges) - 1)
     reached = np.interp(edges, times, total, left=0)
     return np.diff(reached) / np.diff(edges)
 
