@@ -24,7 +24,7 @@ def test_the_planning_example_prints_what_it_says(capsys):
 def test_both_commands_set_up_and_run():
     for marker, last in (
         ("<!-- main command -->", "python -m jaxsched replay"),
-        ("<!-- test command -->", "python -m pytest"),
+        ("<!-- test command -->", "python -m pytest -n 2 --dist loadfile"),
     ):
         command = _block("bash", marker).strip()
         assert "\n" not in command
