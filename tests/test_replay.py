@@ -7,7 +7,7 @@ import pytest
 
 from jaxsched.simulation.replay import Replay, replay
 from jaxsched.simulation.replay_clock import NEVER_PS
-from jaxsched.simulation.replay_config import ReplayConfig
+from jaxsched.simulation.replay_config import ReplayConfig, ReplayError
 from jaxsched.simulation.replay_state import FinishReason
 from jaxsched.simulation.workloads import WorkloadBuilder
 from oracles import replay as oracle
@@ -144,6 +144,21 @@ FAST = (
 def test_random_workloads_agree_with_the_oracle(kind, with_holes):
     for seed in range(12):
         compare(seed, kind, with_holes)
+
+
+def test_a_run_that_cannot_go_on_says_who_waits():
+    config = ReplayConfig(
+        rules="tensorrt_llm",
+        block_size=16,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        draft_tokens=63,
+    )
+    # The constructor refuses this: a decode that the published rules never trim.
+    object.__setattr__(config, "draft_tokens", 64)
+    jobs = [oracle.Job(prompt=20, output=9), oracle.Job(prompt=30, output=1)]
+    with pytest.raises(ReplayError, match=r"request 0 \(drawn:0\) .* reason NO_BUDGET"):
+        replay(workload_of(jobs), config)
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import numpy as np
 
 from jaxsched.core.config import ChunkingPolicy, PlanError, Reason
 from jaxsched.scheduling.scheduler import schedule
-from jaxsched.scheduling.snapshots import publish
 from jaxsched.simulation.replay_arrays import (
     ArrivalTimes,
     arrivals_arrays,
@@ -20,7 +19,7 @@ from jaxsched.simulation.replay_arrays import (
 from jaxsched.simulation.replay_clock import NEVER_PS, picoseconds
 from jaxsched.simulation.replay_config import ReplayConfig, ReplayError
 from jaxsched.simulation.replay_limits import check_ranges
-from jaxsched.simulation.replay_loop import run_steps
+from jaxsched.simulation.replay_loop import prepare, run_steps
 from jaxsched.simulation.replay_state import (
     ChunkColumn,
     FinishReason,
@@ -155,7 +154,7 @@ def _why_stalled(
     state: ReplayState,
     entering: np.ndarray,
 ) -> str:
-    table = publish(state.table, settings.rules)
+    table = prepare(settings, state.table)
     plan = schedule(table, settings.budget, config.scheduler())
     error = PlanError(int(plan.error))
     if error:
@@ -166,7 +165,8 @@ def _why_stalled(
     return (
         f"nothing can run: request {request.request_id!r} ({request.where}) stands at "
         f"token {int(table.num_computed_tokens[row])} of {request.num_prompt_tokens} "
-        f"with reason {reason}: raise max_num_batched_tokens or lower chunk_unit"
+        f"with reason {reason}: raise max_num_batched_tokens, or lower chunk_unit or "
+        "draft_tokens"
     )
 
 

@@ -76,6 +76,13 @@ def run_steps(
     return lax.while_loop(goes_on, body, state)
 
 
+def prepare(settings: Settings, table: RequestTable) -> RequestTable:
+    """The table as it is planned: drafts proposed, snapshot points published."""
+    decoding = table.phase == Phase.DECODE
+    drafts = jnp.where(decoding, settings.num_draft_tokens, 0)
+    return publish(table.replace(num_draft_tokens=drafts), settings.rules)
+
+
 def _step(
     arrivals: Arrivals,
     settings: Settings,
@@ -83,11 +90,7 @@ def _step(
     config: SchedulerConfig,
 ) -> ReplayState:
     """One plan, carried out once or, if it would not change, several times."""
-    decoding = state.table.phase == Phase.DECODE
-    table = state.table.replace(
-        num_draft_tokens=jnp.where(decoding, settings.num_draft_tokens, 0)
-    )
-    table = publish(table, settings.rules)
+    table = prepare(settings, state.table)
     plan = schedule(table, settings.budget, config)
     event = earlier(next_arrival(arrivals, settings, state), state.next_deadline)
     confirmed = jnp.minimum(plan.num_draft_tokens, settings.num_accepted_tokens)
