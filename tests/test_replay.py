@@ -134,7 +134,6 @@ def compare(seed, kind, with_holes):
 FAST = (
     ("cut", True),
     ("emit", False),
-    ("equal progress", True),
     ("no chunking", True),
     ("published", False),
 )
