@@ -13,9 +13,20 @@ import numpy as np
 
 from jaxsched.core.config import NO_ID
 from jaxsched.models.batch import StepShape, Work
-from jaxsched.models.pools import copy_pages, init_pools
+from jaxsched.models.pools import Pools, copy_pages, init_pools
 from jaxsched.models.serving import ServedModel
 
+
+def _read(pools: Pools, slot: jax.Array) -> dict[str, jax.Array]:
+    return {
+        "ssm": pools.ssm[:, slot],
+        "conv": pools.conv[:, slot].astype(jnp.float32),
+        "tail": pools.tail[:, slot].astype(jnp.float32),
+        "num_tail": pools.num_tail[slot],
+    }
+
+
+_read_state = jax.jit(_read)
 _copy_pages = jax.jit(copy_pages, donate_argnums=0)
 
 
@@ -161,16 +172,16 @@ class Driver:
                 points[sequence, column], targets[sequence, column] = point, slot
         # Copies: on a CPU, jax may keep a view of an array that is changed later.
         return Work(
-            token_ids=jnp.array(self._tokens),
-            start=jnp.array(self._position),
-            count=jnp.array(counts),
-            is_decode=jnp.array(decode),
-            is_last=jnp.array(last),
-            block_tables=jnp.array(self._tables),
-            load_slots=jnp.array(self._load),
-            store_slots=jnp.array(slots),
-            snapshot_points=jnp.array(points),
-            snapshot_slots=jnp.array(targets),
+            token_ids=self._tokens.copy(),
+            start=self._position.copy(),
+            count=counts,
+            is_decode=decode,
+            is_last=last,
+            block_tables=self._tables,
+            load_slots=self._load.copy(),
+            store_slots=slots,
+            snapshot_points=points,
+            snapshot_slots=targets,
         )
 
     def keys_and_values(self, sequence: int) -> tuple[np.ndarray, np.ndarray]:
@@ -186,12 +197,9 @@ class Driver:
 
     def state(self, slot: int) -> dict[str, np.ndarray]:
         """The stored state of a slot, one array a kind, layers first."""
-        pools = self.pools
         return {
-            "ssm": np.asarray(pools.ssm[:, slot]),
-            "conv": np.asarray(pools.conv[:, slot].astype(jnp.float32)),
-            "tail": np.asarray(pools.tail[:, slot].astype(jnp.float32)),
-            "num_tail": np.asarray(pools.num_tail[slot]),
+            name: np.asarray(value)
+            for name, value in _read_state(self.pools, np.int32(slot)).items()
         }
 
 

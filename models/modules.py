@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxsched.models.parameters import Shapes, is_float32
@@ -76,28 +77,30 @@ def linear(group: Group, x: Array) -> Array:
     return out if added is None else out + along_last(added, out)
 
 
-def random_init(rngs: nnx.Rngs, dtype: str) -> Init:
+def random_init(seed: int, dtype: str) -> Init:
     """Initialiser of a model without a checkpoint, after Mamba-2's published one.
 
     Matrices are normal with variance 1 / inputs; decay rates are 1 to 16; time steps
-    are 0.001 to 0.1, evenly in the logarithm; norms and skips are 1, biases 0.
+    are 0.001 to 0.1, evenly in the logarithm; norms and skips are 1, biases 0. Drawn
+    by NumPy: op by op, jax would compile the drawing of every shape.
     """
+    draw = np.random.default_rng(seed)
+
+    def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if name.endswith("A_log"):
+            return np.log(draw.uniform(1.0, 16.0, shape))
+        if name.endswith("dt_bias"):
+            steps = np.exp(draw.uniform(math.log(1e-3), math.log(0.1), shape))
+            return steps + np.log(-np.expm1(-steps))  # the inverse of softplus
+        if name.endswith(("norm.weight", ".D")):
+            return np.ones(shape)
+        if name.endswith("bias"):
+            return np.zeros(shape)
+        scale = 1.0 if name == "embed.weight" else shape[-1] ** -0.5
+        return draw.standard_normal(shape, np.float32) * np.float32(scale)
 
     def init(name: str, shape: tuple[int, ...]) -> Array:
         kind = jnp.float32 if is_float32(name) else jnp.dtype(dtype)
-        if name.endswith("A_log"):
-            rates = jax.random.uniform(rngs.params(), shape, minval=1.0, maxval=16.0)
-            return jnp.log(rates)
-        if name.endswith("dt_bias"):
-            low, high = math.log(1e-3), math.log(0.1)
-            share = jax.random.uniform(rngs.params(), shape, minval=low, maxval=high)
-            steps = jnp.exp(share)
-            return steps + jnp.log(-jnp.expm1(-steps))  # the inverse of softplus
-        if name.endswith(("norm.weight", ".D")):
-            return jnp.ones(shape, kind)
-        if name.endswith("bias"):
-            return jnp.zeros(shape, kind)
-        scale = 1.0 if name == "embed.weight" else shape[-1] ** -0.5
-        return (jax.random.normal(rngs.params(), shape) * scale).astype(kind)
+        return jnp.asarray(values(name, shape).astype(kind))
 
     return init

@@ -73,7 +73,7 @@ class ServedModel:
     ):
         """A model with random weights."""
         make = functools.partial(HybridModel, config)
-        model = make(random_init(nnx.Rngs(params=seed), dtype))
+        model = make(random_init(seed, dtype))
         parameters = dict(_named_leaves(nnx.state(model)))
         return cls(config, parameters, dtype=dtype, **options)
 

@@ -104,21 +104,20 @@ def _print_table(folder: str, config, checks) -> None:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for name in ("check", "asks for"):
+    for name in ("", "check", "asks for"):
         table.add_column(name, no_wrap=True)
-    for name in ("values", "wrong", "max difference"):
+    for name in ("values", "wrong", "max diff"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("where")
-    table.add_column("", no_wrap=True)
+    table.add_column("where", overflow="fold")
     for check in checks:
         table.add_row(
+            Text("ok", style="green") if check.passed else Text("FAIL", style="red"),
             check.name,
-            "equal bits" if check.bitwise else "tolerance",
+            "bits" if check.bitwise else "tolerance",
             str(check.num_compared),
             str(check.num_wrong),
             f"{check.max_difference:.2e}" if check.max_difference else "0",
             Text(check.where),
-            Text("ok", style="green") if check.passed else Text("FAIL", style="red"),
         )
     console = Console()
     chunk = config.mamba.chunk_size
