@@ -10,9 +10,16 @@ from jaxsched.cli.reading import InputError
 _COMMANDS = (plan, replay, size, verify)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Complains in one line; the usage text is `--help`'s business."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; bad input ends with status 2 and one line that says why."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="jaxsched",
         description="Snapshot-aware scheduling for hybrid models under jax.jit.",
     )
