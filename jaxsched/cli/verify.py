@@ -104,21 +104,22 @@ def _print_table(folder: str, config, checks) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for name in ("", "check", "asks for"):
-        table.add_column(name, no_wrap=True)
-    for name in ("values", "wrong", "max diff"):
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("check", overflow="fold")
+    table.add_column("asks", no_wrap=True)
+    for name in ("wrong", "max diff"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("where", overflow="fold")
     for check in checks:
+        name = Text(check.name)
+        if check.where:
+            name.append(f"\n  at {check.where}", style="dim")
         table.add_row(
             Text("ok", style="green") if check.passed else Text("FAIL", style="red"),
-            check.name,
-            "bits" if check.bitwise else "tolerance",
-            str(check.num_compared),
-            str(check.num_wrong),
+            name,
+            "bits" if check.bitwise else "close",
+            f"{check.num_wrong} of {check.num_compared}",
             f"{check.max_difference:.2e}" if check.max_difference else "0",
-            Text(check.where),
         )
     console = Console()
     chunk = config.mamba.chunk_size
