@@ -96,6 +96,10 @@ class Batch:
     logit_row: Array  # i32[A]  this request's row in the step's logits, or NO_ID
     num_missed: Array  # i32[]  cells, rows, writes and logits that found no room
 
+    def replace(self, **fields: Array) -> "Batch":
+        """A copy with some fields exchanged."""
+        return dataclasses.replace(self, **fields)
+
 
 def work_from_plan(
     plan: Plan,

@@ -87,13 +87,10 @@ def test_padding_and_the_zero_slot_are_never_used(model, build, compiled):
     fill = np.asarray(clean.cell_fill)
     tokens = np.asarray(clean.cell_tokens).copy()
     tokens[np.arange(4)[None] >= fill[:, None]] = 17
-    dirty = clean.__class__(
-        **{
-            **clean.__dict__,
-            "cell_tokens": jnp.asarray(tokens),
-            "row_tokens": jnp.full_like(clean.row_tokens, 11),
-            "row_positions": jnp.full_like(clean.row_positions, 7),
-        }
+    dirty = clean.replace(
+        cell_tokens=jnp.asarray(tokens),
+        row_tokens=jnp.full_like(clean.row_tokens, 11),
+        row_positions=jnp.full_like(clean.row_positions, 7),
     )
     found = []
     for batch in (clean, dirty):
