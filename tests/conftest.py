@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import pytest
 from hypothesis import settings
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -12,3 +13,15 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 settings.register_profile("jaxsched", deadline=None, derandomize=True)
 settings.load_profile("jaxsched")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation(request):
+    """Programs that run a few times are not worth optimising; integers stay exact.
+
+    Tests of the models keep the optimiser: their promise is about bits of floats.
+    """
+    quick = not request.module.__name__.startswith("test_models")
+    jax.config.update("jax_disable_most_optimizations", quick)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

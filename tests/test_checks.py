@@ -37,7 +37,7 @@ def test_a_budget_of_arrays_is_refused():
 
 
 def test_a_plan_of_another_table_is_refused():
-    plan = js.schedule(_table(), LIMITS, CONFIG)
+    plan = jax.jit(js.schedule, static_argnums=2)(_table(), LIMITS, CONFIG)
     with pytest.raises(ValueError, match="Plan.num_scheduled_tokens must"):
         js.advance(js.request_table([{"num_prompt_tokens": 10}] * 8), plan)
 
