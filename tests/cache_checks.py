@@ -37,7 +37,8 @@ def _check_evictions(traffic, tables, need, filed):
         assert evicted == max(0, need - traffic.free_before)
         if config.eviction == "lru_paths" and need:
             _check_recency(traffic, gone, partial)
-    if config.eviction == "lru_paths" and filed and not config.is_shared:
+    plain = not config.is_shared and traffic.exact and not traffic.capped
+    if config.eviction == "lru_paths" and filed and plain:
         _check_state_recency(oracle, lost)
     before = len(oracle.states)
     oracle.observe_evictions(gone, set(lost), traffic.pinned)
@@ -46,7 +47,7 @@ def _check_evictions(traffic, tables, need, filed):
         oracle.hangs[node] = block
         oracle.ever_filed.add(node)
         oracle.state_stamp[node] = oracle.tick
-    if filed and not config.is_shared and traffic.exact:
+    if filed and plain:
         limit = oracle.num_snapshots
         assert len(oracle.states) == min(before + len(filed), limit)
 

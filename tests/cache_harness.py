@@ -74,6 +74,7 @@ class Traffic:
             config.pages_per_snapshot,
         )
         self.exact = config.key_bits == 32
+        self.capped = "path_limit" in limits
         self.kv = np.full((config.num_blocks, config.block_size), GARBAGE)
         self.state = np.full(config.num_slots, GARBAGE)
         self.streams = {}  # row -> (root, tokens, prompt length)

@@ -11,10 +11,12 @@ from jax import lax
 
 from jaxsched.cache.blocks import free_blocks, take_slices
 from jaxsched.cache.eviction import (
+    Costs,
     Eviction,
+    Worth,
     block_worth,
-    greedy_dual_scores,
     leaf_bound,
+    state_scores,
     state_worth,
 )
 from jaxsched.cache.ghosts import record_evictions
@@ -71,9 +73,7 @@ def make_room(
     def choose() -> tuple[Array, Array]:
         here = cache.states.resident
         pages = config.pages_per_snapshot
-        worth, blocks, entries = _orders(
-            cache, here, keep_block, keep_entry, now, config
-        )
+        blocks, entries = _orders(cache, here, keep_block, keep_entry, now, config)
         if not config.is_shared:
             one = jnp.ones(blocks.shape[0], jnp.int32)
             gone = smallest(blocks, one, short, config.selection)
@@ -119,7 +119,7 @@ def choose_snapshots(
         used = jnp.sum(states.resident.astype(jnp.int32))
         short = used + count - cache.snapshot_limit
         worth = _entry_worth(cache, here, now, config.slot_costs, config)
-        keys = _entry_keys(cache, worth, here, config)
+        keys = _entry_keys(cache, worth.state, here, config)
         one = jnp.ones(states.num_entries, jnp.int32)
         return Victims(nothing, smallest(keys, one, short, config.selection))
     pages = config.pages_per_snapshot
@@ -127,7 +127,7 @@ def choose_snapshots(
     excess = (used + count - cache.snapshot_limit) * pages
     short = jnp.maximum(count * pages - num_free_blocks(cache), excess)
     none = jnp.zeros(states.num_entries, bool)
-    _, blocks, entries = _orders(cache, here, nothing, none, now, config)
+    blocks, entries = _orders(cache, here, nothing, none, now, config)
     # Over the limit of slots only states help: then no block is taken at all.
     only_states = excess > count * pages - num_free_blocks(cache)
     weight = jnp.append(
@@ -140,8 +140,8 @@ def choose_snapshots(
 
 
 def _entry_worth(
-    cache: HybridCache, here: Array, now: Array, costs, config: HybridConfig
-) -> Array:
+    cache: HybridCache, here: Array, now: Array, costs: Costs, config: HybridConfig
+) -> Worth:
     worth = state_worth(
         config.eviction,
         cache.states,
@@ -154,7 +154,7 @@ def _entry_worth(
     )
     if config.eviction == Eviction.LRU_LEAVES:
         own = recency(cache.tick - cache.blocks.last_used, config.worth_bits)
-        worth = leaf_bound(cache.states, worth, own)
+        worth = Worth(leaf_bound(cache.states, worth.state, own), worth.hold)
     return worth
 
 
@@ -173,8 +173,8 @@ def _orders(
     keep_entry: Array,
     now: Array,
     config: HybridConfig,
-) -> tuple[Array, Array, Array]:
-    """Worth of entries, keys of blocks u32[N], keys of entries u32[E]."""
+) -> tuple[Array, Array]:
+    """Keys of blocks u32[N], keys of entries u32[E]."""
     blocks, bits = cache.blocks, config.worth_bits
     worth = _entry_worth(cache, here, now, config.costs, config)
     in_tree = cache.in_tree
@@ -182,7 +182,7 @@ def _orders(
         config.eviction,
         blocks,
         cache.states,
-        worth,
+        worth.hold,
         here,
         in_tree,
         tick=cache.tick,
@@ -192,7 +192,7 @@ def _orders(
     evictable = in_tree & (blocks.num_refs == 0) & ~keep_block
     width = config.blocks_per_row
     block_keys = order_keys(of_block, blocks.number, True, evictable, width)
-    return worth, block_keys, _entry_keys(cache, worth, here & ~keep_entry, config)
+    return block_keys, _entry_keys(cache, worth.state, here & ~keep_entry, config)
 
 
 def evict(
@@ -210,7 +210,8 @@ def evict(
         stats = record_evictions(stats, states, gone, now)
     if config.eviction == Eviction.GREEDY_DUAL:
         costs = config.costs if config.is_shared else config.slot_costs
-        score = greedy_dual_scores(states, states.resident, stats, costs)
+        policy, here = config.eviction, states.resident
+        score, _ = state_scores(policy, states, here, stats, now, costs)
         clock = jnp.max(jnp.where(gone, score, 0), initial=0)
         stats = dataclasses.replace(
             stats, inflation=jnp.maximum(stats.inflation, clock)

@@ -29,11 +29,12 @@ from jaxsched.cache.selection import float_worth, recency
 from jaxsched.cache.states import (
     SnapshotKind,
     StateTable,
-    count_below,
+    most_behind,
     nearest_ancestors,
+    sum_behind,
 )
 from jaxsched.core.config import NO_ID
-from jaxsched.core.masking import read_at
+from jaxsched.core.masking import iota, read_at
 
 Array = jax.Array
 
@@ -75,6 +76,14 @@ class Costs:
     token: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Worth:
+    """Worth of states, and of the blocks that nothing else needs."""
+
+    state: Array  # u32[E]  when the state goes, alone or with its blocks
+    hold: Array  # u32[E]  what it lends to the blocks before it
+
+
 def state_worth(
     policy: Eviction,
     states: StateTable,
@@ -85,8 +94,8 @@ def state_worth(
     now: Array,
     costs: Costs,
     bits: int,
-) -> Array:
-    """Worth of each entry, u32[E] of `bits` bits.
+) -> Worth:
+    """Worth of each entry, in `bits` bits.
 
     Args:
       policy: static.
@@ -105,70 +114,105 @@ def state_worth(
         if policy == Eviction.SUPERSEDED:
             gone = states.kind == SnapshotKind.CONSUMED_ANSWER
             worth = jnp.where(gone, jnp.uint32(0), worth)
-        return worth
+        return Worth(worth, worth)
+    least = jnp.uint32(1 << _STATELESS_BITS)
     if policy == Eviction.CLAIRVOYANT:
         wait = (states.next_use - now) // 1000
         never = states.next_use <= now
         soon = recency(wait, bits - 1) + jnp.uint32(1 << (bits - 1))
-        return jnp.where(never, jnp.uint32(1 << _STATELESS_BITS), soon)
-    score = _scores(policy, states, here, stats, now, costs)
-    least = jnp.uint32(1 << _STATELESS_BITS)
-    return jnp.maximum(float_worth(score, bits), least)
+        worth = jnp.where(never, least, soon)
+        return Worth(worth, worth)
+    state, hold = state_scores(policy, states, here, stats, now, costs)
+    return Worth(
+        jnp.maximum(float_worth(state, bits), least),
+        jnp.maximum(float_worth(hold, bits), least),
+    )
 
 
-def _scores(
+def state_scores(
     policy: Eviction,
     states: StateTable,
     here: Array,
     stats: ReuseStats,
     now: Array,
     costs: Costs,
-) -> Array:
-    saved, freed, leaf = savings(states, here)
-    cost = costs.state + costs.token * freed
-    density = saved / jnp.maximum(cost, 1e-6)
-    if policy == Eviction.GREEDY_DUAL:
-        frequency = (states.num_turns + states.num_hits + 1).astype(jnp.float32)
-        return states.base_worth + frequency * density
-    if policy == Eviction.AGE_HISTOGRAM:
-        return _age_rates(states, stats, here, leaf, now) * density
-    rates = jnp.where(states.depth > 0, reuse_rates(stats, states, now), 0.0)
-    return demands(states, here, rates) * density
+) -> tuple[Array, Array]:
+    """Scores of the learned and cost-aware policies, twice f32[E]; see `Worth`.
 
-
-def greedy_dual_scores(
-    states: StateTable, here: Array, stats: ReuseStats, costs: Costs
-) -> Array:
-    """GreedyDual's H of each entry, f32[E]: the clock moves to that of the victims."""
-    zero = jnp.int32(0)
-    return _scores(Eviction.GREEDY_DUAL, states, here, stats, zero, costs)
-
-
-def savings(states: StateTable, here: Array) -> tuple[Array, Array, Array]:
-    """What each entry saves and frees.
-
-    Returns:
-      f32[E] tokens it saves beyond the next lower state, f32[E] KV tokens that go with
-      it (0 unless it is a leaf), bool[E] leaves: no other state behind it.
+    A state can go in two ways: alone, while states behind it keep its blocks, or as
+    the end of its path, with the blocks down to the next state or fork. As an end it
+    answers for everything behind it as well. Taking the lower of both, but not before
+    what is behind it, gives in one selection the order in which evicting one by one,
+    with new scores after each, would come to them.
     """
-    below = count_below(states.parent, here, TREE_ROUNDS)
+    tree = _tree(states, here)
+    alone, last = _rates(policy, states, here, stats, tree, now)
+    saved = tree.saved
+    cost = costs.state + costs.token * tree.freed
+    base = states.base_worth if policy == Eviction.GREEDY_DUAL else jnp.float32(0)
+    as_end = base + last * saved / jnp.maximum(cost, 1e-6)
+    as_inner = base + alone * saved / max(costs.state, 1e-6)
+    as_inner = jnp.where(tree.leaf, jnp.inf, as_inner)
+    hold = jnp.where(here, jnp.minimum(as_inner, as_end), 0.0)
+    behind = most_behind(states.parent, hold, TREE_ROUNDS)
+    return jnp.minimum(as_inner, jnp.maximum(as_end, behind)), hold
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tree:
+    """What each entry saves and frees."""
+
+    saved: Array  # f32[E]  tokens beyond the next lower state
+    freed: Array  # f32[E]  KV tokens that go with it once it ends its path
+    leaf: Array  # bool[E]  no other state is behind it
+
+
+def _tree(states: StateTable, here: Array) -> _Tree:
+    size = states.num_entries
+    parent = jnp.where(states.parent < 0, size, states.parent)
+    below = sum_behind(states.parent, here.astype(jnp.int32), TREE_ROUNDS)
+    alive = (below > 0).astype(jnp.int32)
+    branches = jnp.zeros(size, jnp.int32).at[parent].add(alive, mode="drop")
     lower = nearest_ancestors(states.parent, here, TREE_ROUNDS)
-    parted = nearest_ancestors(states.parent, here | (below > 1), TREE_ROUNDS)
+    parted = nearest_ancestors(states.parent, here | (branches > 1), TREE_ROUNDS)
     saved = states.depth - _depth_of(states, lower)
-    leaf = here & (below == 1)
-    freed = jnp.where(leaf, states.depth - _depth_of(states, parted), 0)
-    return saved.astype(jnp.float32), freed.astype(jnp.float32), leaf
+    freed = states.depth - _depth_of(states, parted)
+    return _Tree(
+        saved=saved.astype(jnp.float32),
+        freed=freed.astype(jnp.float32),
+        leaf=here & (below == 1),
+    )
 
 
 def _depth_of(states: StateTable, entry: Array) -> Array:
     return jnp.where(entry >= 0, states.depth[jnp.maximum(entry, 0)], 0)
 
 
+def _rates(
+    policy: Eviction,
+    states: StateTable,
+    here: Array,
+    stats: ReuseStats,
+    tree: _Tree,
+    now: Array,
+) -> tuple[Array, Array]:
+    """Uses that each entry serves while others are behind it, and as an end; f32[E]."""
+    if policy == Eviction.GREEDY_DUAL:
+        frequency = (states.num_turns + states.num_hits + 1).astype(jnp.float32)
+        return frequency, frequency
+    if policy == Eviction.AGE_HISTOGRAM:
+        rates = _age_rates(states, stats, here, tree.leaf, now)
+        return rates, rates
+    rates = jnp.where(states.depth > 0, reuse_rates(stats, states, now), 0.0)
+    alone = demands(states, here, rates)
+    return alone, sum_behind(states.parent, rates, TREE_ROUNDS)
+
+
 def demands(states: StateTable, here: Array, rates: Array) -> Array:
     """Rates of each entry and of the ghosts that would fall back on it; f32[E]."""
     lower = nearest_ancestors(states.parent, here, TREE_ROUNDS)
     size = states.num_entries
-    home = jnp.where(here, jnp.arange(size, dtype=jnp.int32), lower)
+    home = jnp.where(here, iota(size), lower)
     home = jnp.where(home >= 0, home, size)
     return jnp.zeros(size, jnp.float32).at[home].add(rates, mode="drop")
 
@@ -192,7 +236,7 @@ def block_worth(
     policy: Eviction,
     blocks: BlockTable,
     states: StateTable,
-    worth: Array,
+    hold: Array,
     here: Array,
     in_tree: Array,
     *,
@@ -206,7 +250,7 @@ def block_worth(
       policy: static.
       blocks: the pool.
       states: the entries.
-      worth: u32[E], from `state_worth`.
+      hold: u32[E], from `state_worth`.
       here: bool[E].
       in_tree: bool[N], blocks that are indexed or carry a snapshot.
       tick: i32[].
@@ -221,7 +265,7 @@ def block_worth(
     own = jnp.where(in_tree, own, jnp.uint32(0))
     size = blocks.num_blocks
     on = jnp.where(here & (states.block >= 0), states.block, size)
-    most = own.at[on].max(worth, mode="drop")
+    most = own.at[on].max(hold, mode="drop")
     jump = jnp.where(in_tree & (blocks.parent >= 0), blocks.parent, size)
     for _ in range(rounds):
         most = most.at[jump].max(most, mode="drop")

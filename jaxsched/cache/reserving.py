@@ -19,7 +19,7 @@ from jaxsched.cache.eviction import TREE_ROUNDS, Eviction
 from jaxsched.cache.ghosts import record_hits, used_entries
 from jaxsched.cache.hybrid_types import HybridCache, HybridConfig
 from jaxsched.cache.prefix import Match, Prompts
-from jaxsched.cache.states import count_below, live_slot
+from jaxsched.cache.states import live_slot, sum_behind
 from jaxsched.core.config import NO_ID
 from jaxsched.core.masking import iota
 
@@ -168,7 +168,8 @@ def _use_states(
     past = jnp.where(granted, match.past_entry, NO_ID)
     leaf = jnp.full_like(past, NO_ID)
     if config.eviction == Eviction.AGE_HISTOGRAM:
-        below = count_below(states.parent, states.resident, TREE_ROUNDS)
+        here = states.resident.astype(jnp.int32)
+        below = sum_behind(states.parent, here, TREE_ROUNDS)
         is_leaf = below[jnp.maximum(match.entry, 0)] == 1
         leaf = jnp.where(hit & is_leaf, match.entry, NO_ID)
     stats = record_hits(cache.stats, states, past, leaf, now)

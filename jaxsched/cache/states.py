@@ -139,15 +139,25 @@ def nearest_ancestors(parent: Array, wanted: Array, rounds: int) -> Array:
     return jnp.where((stop < size) & wanted[stop], stop, NO_ID)
 
 
-def count_below(parent: Array, counted: Array, rounds: int) -> Array:
-    """How many counted entries are at or below each; i32[E], by pointer doubling."""
+def sum_behind(parent: Array, values: Array, rounds: int) -> Array:
+    """Sums of values at and behind each entry; [E], by pointer doubling."""
     size = parent.shape[0]
-    total = counted.astype(jnp.int32)
     jump = jnp.where(parent < 0, size, parent)
     for _ in range(rounds):
-        total = total + jnp.zeros_like(total).at[jump].add(total, mode="drop")
+        values = values + jnp.zeros_like(values).at[jump].add(values, mode="drop")
         jump = jnp.append(jump, size)[jump]
-    return total
+    return values
+
+
+def most_behind(parent: Array, values: Array, rounds: int) -> Array:
+    """Largest value >= 0 behind each entry, itself left out; f32[E]."""
+    size = parent.shape[0]
+    jump = jnp.where(parent < 0, size, parent)
+    most = jnp.zeros_like(values).at[jump].max(values, mode="drop")
+    for _ in range(rounds):
+        most = most.at[jump].max(most, mode="drop")
+        jump = jnp.append(jump, size)[jump]
+    return most
 
 
 def forget(states: StateTable, dropped: Array, rounds: int = 4) -> StateTable:
