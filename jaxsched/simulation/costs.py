@@ -139,8 +139,7 @@ def step_times_us(
     loads["sampled_rows"] = load.decode_rows + load.num_chunks
     times: dict[CostClass, Array] = {}
     for operator in costs.operators:
-        units = loads[operator.when]
-        spent = _operator_us(costs, operator, units, xp)
+        spent = _operator_us(costs, operator, loads, xp)
         times[operator.kind] = times.get(operator.kind, 0.0) + spent
     rates = costs.hardware.efficiency
     any_work = loads["tokens"] > 0
@@ -156,45 +155,57 @@ def step_us(costs: StepCosts, load: StepLoad, xp: ModuleType = np) -> Array:
 
 
 def _operator_us(
-    costs: StepCosts, operator: Operator, units: Array, xp: ModuleType
+    costs: StepCosts, operator: Operator, loads: Mapping[str, Array], xp: ModuleType
 ) -> Array:
+    units = loads[operator.when]
     table = costs.tables.get(operator.shape) or costs.tables.get(operator.kind)
     if table is not None:
         spent = table_time(table, units, xp)
     else:
-        spent = _roofline_us(costs, operator, units, xp)
+        spent = _roofline_us(costs, operator, loads, xp)
     return operator.count * xp.where(units > 0, spent, 0.0)
 
 
 def _roofline_us(
-    costs: StepCosts, operator: Operator, units: Array, xp: ModuleType
+    costs: StepCosts, operator: Operator, loads: Mapping[str, Array], xp: ModuleType
 ) -> Array:
     hardware, rates = costs.hardware, costs.hardware.efficiency
-    name = COEFFICIENTS[operator.kind]
+    name, units = COEFFICIENTS[operator.kind], loads[operator.when]
     floor = getattr(rates, f"{name}_us")
-    share = getattr(rates, f"{name}_bandwidth")
-    if operator.kind == CostClass.COLLECTIVE:
-        bandwidth = share * hardware.link_gb_s * _GIGA
-    else:
-        bandwidth = share * hardware.memory_tb_s * _TERA
-    fixed = operator.fixed_bytes
-    if operator.experts:
-        experts, of_token = operator.experts
-        untouched = 0.0
-        if of_token < experts:
-            untouched = xp.exp(units * math.log1p(-of_token / experts))
-        fixed = fixed * (1.0 - untouched)
-    read = operator.bytes_per_unit * units + fixed
-    if not operator.flops_per_unit:
+    bandwidth = getattr(rates, f"{name}_bandwidth") * (
+        hardware.link_gb_s * _GIGA
+        if operator.kind == CostClass.COLLECTIVE
+        else hardware.memory_tb_s * _TERA
+    )
+    read = operator.bytes_per_unit * units + _read_once(operator, units, xp)
+    if operator.kind == CostClass.ATTENTION_DECODE:
+        more = rates.attention_row_tokens * loads["decode_rows"]
+        read = read + operator.bytes_per_unit * more
+    compute = getattr(rates, f"{name}_compute", 0.0)
+    if not operator.flops_per_unit or not compute:
         return floor + read * (_US / bandwidth)
     peak = costs.peak_flops
     if operator.kind not in (CostClass.GEMM, CostClass.EXPERTS, CostClass.LM_HEAD):
         # Scores and scans stay in 16 bits.
         peak = _TERA * hardware.tflops_16bit
-    speed = getattr(rates, f"{name}_compute") * peak
-    return roofline_us(
-        operator.flops_per_unit * units, read, speed, bandwidth, floor, xp
+    spent = roofline_us(
+        operator.flops_per_unit * units, read, compute * peak, bandwidth, floor, xp
     )
+    if operator.kind == CostClass.SCAN:
+        longest = loads["prefill_tokens"] / xp.maximum(loads["num_chunks"], 1.0)
+        spent = xp.maximum(spent, floor + rates.scan_serial_us * longest)
+    return spent
+
+
+def _read_once(operator: Operator, units: Array, xp: ModuleType) -> Array:
+    """Bytes of weights, of experts only those that some token is sent to."""
+    if not operator.experts:
+        return operator.fixed_bytes
+    experts, of_token = operator.experts
+    if of_token == experts:
+        return operator.fixed_bytes
+    untouched = xp.exp(units * math.log1p(-of_token / experts))
+    return operator.fixed_bytes * (1.0 - untouched)
 
 
 def roofline_us(

@@ -21,7 +21,7 @@ def _check(name: str, value: object, high: float, above_zero: bool) -> None:
 class Efficiency:
     """What kernels reach of a device's peaks, and what they cost besides.
 
-    `..._compute` and `..._bandwidth` are shares of the peak in (0, 1.2]; `..._us` is
+    `..._compute` and `..._bandwidth` are shares of the peak in (0, 1]; `..._us` is
     what one kernel takes when it has next to nothing to do. The defaults of `gemm`,
     `attention`, `scan` and `elementwise` are fits to kernel times measured on one
     H200 by the authors of aiconfigurator-core 0.12.0 (Apache-2.0), rounded;
@@ -33,8 +33,13 @@ class Efficiency:
       experts_compute, experts_bandwidth, experts_us: grouped products of experts;
         assumed: like dense ones, at four fifths of the compute.
       attention_compute, attention_bandwidth, attention_us: scores and values.
+      attention_row_tokens: tokens of context that a decode row costs besides its own.
       scan_compute, scan_bandwidth, scan_us: recurrences; fitted to gated delta nets,
         for Mamba-2 assumed alike.
+      scan_serial_us: a token of a prefill's scan takes at least that long, however
+        few heads there are: the chunks of a sequence follow each other.
+      update_bandwidth, update_us: a decode's update of the states, which does less
+        than one FLOP for a byte.
       elementwise_bandwidth, elementwise_us: norms, activations, short convolutions.
       collective_bandwidth, collective_us: all-reduce over the links; assumed.
       copy_bandwidth, copy_us: snapshots written or restored, one kernel each;
@@ -44,20 +49,24 @@ class Efficiency:
       step_us: host work of any step; assumed.
     """
 
-    gemm_compute: float = 0.75
-    gemm_bandwidth: float = 0.75
-    gemm_us: float = 3.0
-    experts_compute: float = 0.6
+    gemm_compute: float = 0.80
+    gemm_bandwidth: float = 0.83
+    gemm_us: float = 4.3
+    experts_compute: float = 0.64
     experts_bandwidth: float = 0.75
     experts_us: float = 6.0
-    attention_compute: float = 0.6
-    attention_bandwidth: float = 0.85
-    attention_us: float = 10.0
-    scan_compute: float = 0.25
+    attention_compute: float = 0.55
+    attention_bandwidth: float = 0.88
+    attention_us: float = 12.0
+    attention_row_tokens: float = 190.0
+    scan_compute: float = 0.30
     scan_bandwidth: float = 0.8
-    scan_us: float = 5.0
-    elementwise_bandwidth: float = 0.7
-    elementwise_us: float = 2.5
+    scan_us: float = 9.7
+    scan_serial_us: float = 0.047
+    update_bandwidth: float = 0.9
+    update_us: float = 3.7
+    elementwise_bandwidth: float = 0.50
+    elementwise_us: float = 2.9
     collective_bandwidth: float = 0.7
     collective_us: float = 8.0
     copy_bandwidth: float = 0.7
@@ -68,17 +77,17 @@ class Efficiency:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            share = not field.name.endswith("_us")
-            _check(field.name, getattr(self, field.name), 1.2 if share else 1e7, share)
+            share = field.name.endswith(("_compute", "_bandwidth"))
+            _check(field.name, getattr(self, field.name), 1.0 if share else 1e7, share)
 
     def scaled(self, *, compute: float = 1.0, bandwidth: float = 1.0) -> "Efficiency":
-        """All shares of compute and of memory bandwidth times a factor, at most 1.2."""
+        """All shares of compute and of memory bandwidth times a factor, at most 1."""
         factors = {"_compute": compute, "_bandwidth": bandwidth}
         changed = {}
         for field in dataclasses.fields(self):
             for ending, factor in factors.items():
                 if field.name.endswith(ending):
-                    changed[field.name] = min(getattr(self, field.name) * factor, 1.2)
+                    changed[field.name] = min(getattr(self, field.name) * factor, 1.0)
         return dataclasses.replace(self, **changed)
 
 

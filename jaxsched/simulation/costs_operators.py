@@ -50,7 +50,7 @@ COEFFICIENTS = {
     CostClass.ATTENTION_PREFILL: "attention",
     CostClass.ATTENTION_DECODE: "attention",
     CostClass.SCAN: "scan",
-    CostClass.STATE_UPDATE: "scan",
+    CostClass.STATE_UPDATE: "update",
     CostClass.ELEMENTWISE: "elementwise",
     CostClass.LM_HEAD: "gemm",
     CostClass.COLLECTIVE: "collective",
