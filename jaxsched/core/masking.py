@@ -67,5 +67,23 @@ def saturating_sum(counts: Array, axis: int, limit: int) -> Array:
 
 
 def round_down(value: Array, unit: Array) -> Array:
-    """Largest multiple of `unit` that is not above `value` >= 0."""
-    return value // unit * unit
+    """Largest multiple of `unit` that is not above `value` >= 0; 0 for -1.
+
+    The truncating division is one instruction; a flooring one is ten.
+    """
+    return _div(value, unit) * unit
+
+
+def round_up_gap(value: Array, unit: Array) -> Array:
+    """What `value` >= 0 lacks to the next multiple of `unit`; 0 on a multiple."""
+    gap = unit - offset_in(value, unit)
+    return jnp.where(gap == unit, 0, gap)
+
+
+def offset_in(value: Array, unit: Array) -> Array:
+    """How far `value` >= 0 lies past the last multiple of `unit`."""
+    return value - round_down(value, unit)
+
+
+def _div(value: Array, unit: Array) -> Array:
+    return lax.div(*jnp.broadcast_arrays(value, unit))

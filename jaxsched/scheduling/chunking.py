@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsched.core.config import MAX_COUNT, UNLIMITED, ChunkingPolicy, RowWalk, Rules
-from jaxsched.core.masking import count_before, spend
+from jaxsched.core.masking import count_before, offset_in, spend
 from jaxsched.scheduling.equal_progress import equal_progress
 from jaxsched.scheduling.snapshots import next_point
 from jaxsched.scheduling.walk import Deal, to_boundary, walks_of
@@ -143,18 +143,18 @@ def deal_chunks(
         # Lengths are cut, not ends: as if every row stood on a boundary.
         prefills = prefills._replace(position=jnp.zeros_like(prefills.position))
     if policy != ChunkingPolicy.EQUAL_PROGRESS:
-        unit = _reachable_unit(limits) if aligned else limits.unit
+        unit = reachable_unit(limits) if aligned else limits.unit
         return _in_order(prefills, limits._replace(unit=unit), row_walk)
     if not aligned:
         return _published_equal_progress(prefills, limits, row_walk)
-    below_unit = _reachable_unit(limits) < limits.unit
+    below_unit = reachable_unit(limits) < limits.unit
     to_the_token = _in_order(prefills, limits._replace(unit=jnp.int32(1)), row_walk)
     rounds = _aligned_equal_progress(prefills, limits, row_walk)
     size = jnp.where(below_unit, to_the_token.size, rounds)
     return Deal(size, count_before(size > 0) < limits.max_rows)
 
 
-def _reachable_unit(limits: Limits) -> Array:
+def reachable_unit(limits: Limits) -> Array:
     """The unit, or 1 in a step in which no chunk can be a whole unit long.
 
     Cut to units such a step would give nothing, step after step. To the token, rows
@@ -166,17 +166,18 @@ def _reachable_unit(limits: Limits) -> Array:
 
 def _in_order(prefills: Prefills, limits: Limits, row_walk: RowWalk) -> Deal:
     """FORCE_CHUNK and FIRST_COME_FIRST_SERVED."""
+    full, cost = largest_chunk(prefills, limits)
+    return walks_of(row_walk).deal_in_order(
+        full, cost, prefills.position, limits.unit, limits.capacity, limits.max_rows
+    )
+
+
+def largest_chunk(prefills: Prefills, limits: Limits) -> tuple[Array, Array]:
+    """Size and cost of the longest chunk that the context limit lets a row have."""
     position, want, charge = prefills
     over = charge > limits.max_context_length
     limited = to_boundary(position, limits.max_context_length, limits.unit)
-    return walks_of(row_walk).deal_in_order(
-        jnp.where(over, limited, want),
-        jnp.where(over, limited, charge),
-        position,
-        limits.unit,
-        limits.capacity,
-        limits.max_rows,
-    )
+    return jnp.where(over, limited, want), jnp.where(over, limited, charge)
 
 
 def _size_limit(prefills: Prefills, limits: Limits) -> Array:
@@ -207,7 +208,7 @@ def _aligned_equal_progress(
 ) -> Array:
     size_limit = _size_limit(prefills, limits)
     cost_limit = jnp.minimum(size_limit, prefills.charge)
-    offset = prefills.position % limits.unit
+    offset = offset_in(prefills.position, limits.unit)
     # The first round decides who takes part: rows that it cannot serve, or for which
     # no seat is left, get nothing in later rounds either.
     offer = jnp.clip(limits.unit - offset, 0, cost_limit)

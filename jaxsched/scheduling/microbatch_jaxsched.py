@@ -35,6 +35,7 @@ from jaxsched.core.config import (
 from jaxsched.core.masking import (
     first_true,
     iota,
+    round_up_gap,
     saturating_sum,
     spend,
 )
@@ -156,13 +157,22 @@ def _take_decodes(
     decodes: Array,
     config: SchedulerConfig,
 ) -> _Share:
+    drafts, fits, skipped = decode_request(table, budget)
+    beam = table.beam_width
+    same_width = beam == batch_beam_width(table, decodes & fits)
+    candidates = decodes & fits & same_width
+    return _walk(candidates, beam, drafts, beam + drafts, left, skipped, config)
+
+
+def decode_request(table: RequestTable, budget: Budget) -> tuple[Array, Array, Array]:
+    """Drafts that a decode may keep, whether it fits at all, and why it is skipped.
+
+    Like the functions below it reads a whole table or, in a scan, one row of it.
+    """
     limit, beam = budget.max_num_batched_tokens, table.beam_width
     drafts = jnp.clip(limit - beam, 0, table.num_draft_tokens)
     fits = beam <= limit
-    same_width = beam == batch_beam_width(table, decodes & fits)
-    candidates = decodes & fits & same_width
-    skipped = jnp.where(fits, Reason.BEAM_WIDTH, Reason.TOO_LARGE)
-    return _walk(candidates, beam, drafts, beam + drafts, left, skipped, config)
+    return drafts, fits, jnp.where(fits, Reason.BEAM_WIDTH, Reason.TOO_LARGE)
 
 
 def _take_whole(
@@ -173,6 +183,16 @@ def _take_whole(
     config: SchedulerConfig,
 ) -> _Share:
     """Encoder inputs, and prompts where chunking is off: all of a row or nothing."""
+    size, charge, drafts, fits = whole_request(table, budget)
+    skipped = jnp.full_like(size, Reason.TOO_LARGE)
+    charge = charge + drafts
+    return _walk(rows & fits, size, drafts, charge, left, skipped, config)
+
+
+def whole_request(
+    table: RequestTable, budget: Budget
+) -> tuple[Array, Array, Array, Array]:
+    """Size, charge, drafts of a row that runs whole, and whether it fits at all."""
     encode = table.phase == Phase.ENCODE
     size = jnp.where(
         encode, jnp.maximum(table.num_encoder_tokens, 1), table.num_remaining_tokens
@@ -180,10 +200,7 @@ def _take_whole(
     charge = jnp.where(encode, size, _must_compute(table))
     limit = jnp.minimum(budget.max_num_batched_tokens, budget.max_context_length)
     drafts = jnp.clip(limit - charge, 0, table.num_draft_tokens)
-    drafts = jnp.where(encode, 0, drafts)
-    skipped = jnp.full_like(size, Reason.TOO_LARGE)
-    candidates = rows & (charge <= limit)
-    return _walk(candidates, size, drafts, charge + drafts, left, skipped, config)
+    return size, charge, jnp.where(encode, 0, drafts), charge <= limit
 
 
 def _walk(
@@ -222,34 +239,23 @@ def _take_chunks(
     prefills: Array,
     config: SchedulerConfig,
 ) -> _Share:
-    position, prompt = table.num_computed_tokens, table.num_prompt_tokens
-    want = jnp.where(prefills, _stop(table, config) - position, 0)
-    computed = _must_compute(table)
-    forced = config.chunking_policy == ChunkingPolicy.FORCE_CHUNK
-    charge = want if forced else jnp.minimum(want, computed)
+    stop = stop_of(table, config)
+    wanted, computed = chunk_request(table, prefills, stop, config)
     longest = budget.max_context_length
     limits = Limits(left.tokens, budget.chunk_unit_size, longest, left.rows)
     size, seat_left = deal_chunks(
-        Prefills(position, want, charge),
-        limits,
-        config.chunking_policy,
-        Rules.JAXSCHED,
-        config.row_walk,
+        wanted, limits, config.chunking_policy, Rules.JAXSCHED, config.row_walk
     )
     taken = size > 0
-
-    # Drafts must not need another block: only the free part of the last one counts.
-    last = taken & (position + size == prompt)
-    space = jnp.minimum(-prompt % budget.chunk_unit_size, longest - size)
     charged = _total(jnp.minimum(size, computed))
     drafts = fit_draft_tokens(
-        jnp.where(last, table.num_draft_tokens, 0),
-        jnp.maximum(space, 0),
+        table.num_draft_tokens,
+        free_space(table, size, budget),
         charged,
         left.tokens,
         config.row_walk,
     )
-    rest = spend(left.tokens, _total(jnp.minimum(size, charge)))
+    rest = spend(left.tokens, _total(jnp.minimum(size, wanted.charge)))
     reason = jnp.where(rest == 0, Reason.NO_BUDGET, Reason.BELOW_UNIT)
     reason = jnp.where(seat_left, reason, Reason.BATCH_FULL)
     return _Share(
@@ -261,7 +267,33 @@ def _take_chunks(
     )
 
 
-def _stop(table: RequestTable, config: SchedulerConfig) -> Array:
+def chunk_request(
+    table: RequestTable, prefills: Array, stop: Array, config: SchedulerConfig
+) -> tuple[Prefills, Array]:
+    """What prefills want of a step, and what reuse cannot spare them.
+
+    `stop` is what `stop_of` gives."""
+    position = table.num_computed_tokens
+    want = jnp.where(prefills, stop - position, 0)
+    computed = _must_compute(table)
+    forced = config.chunking_policy == ChunkingPolicy.FORCE_CHUNK
+    charge = want if forced else jnp.minimum(want, computed)
+    return Prefills(position, want, charge), computed
+
+
+def free_space(table: RequestTable, size: Array, budget: Budget) -> Array:
+    """Tokens free behind a last chunk; 0 behind others.
+
+    Drafts must not need another block: only the free part of the last one counts.
+    """
+    prompt = table.num_prompt_tokens
+    last = (size > 0) & (table.num_computed_tokens + size == prompt)
+    space = round_up_gap(prompt, budget.chunk_unit_size)
+    space = jnp.minimum(space, budget.max_context_length - size)
+    return jnp.where(last, jnp.maximum(space, 0), 0)
+
+
+def stop_of(table: RequestTable, config: SchedulerConfig) -> Array:
     """Where a row's chunk ends at the latest: a point to stand on, or its prompt's end.
 
     In emit mode the points before the last one that fits into `Plan.emit_points` are
@@ -271,4 +303,4 @@ def _stop(table: RequestTable, config: SchedulerConfig) -> Array:
     if config.snapshot_mode == SnapshotMode.EMIT:
         passed = config.max_emit_points
     points = next_snapshot_points(table, table.num_computed_tokens, passed + 1)
-    return jnp.minimum(points[:, -1], table.num_prompt_tokens)
+    return jnp.minimum(points[..., -1], table.num_prompt_tokens)

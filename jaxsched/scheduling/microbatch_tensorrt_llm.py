@@ -24,7 +24,7 @@ from jaxsched.core.config import (
     Rules,
     SchedulerConfig,
 )
-from jaxsched.core.masking import saturating_sum, spend
+from jaxsched.core.masking import round_up_gap, saturating_sum, spend
 from jaxsched.core.plan import Budget
 from jaxsched.core.requests import RequestTable
 from jaxsched.scheduling.chunking import (
@@ -212,7 +212,7 @@ def _share_the_rest(
         Rules.TENSORRT_LLM,
         config.row_walk,
     )
-    space = jnp.maximum(jnp.minimum(-size % unit, longest - size), 0)
+    space = jnp.maximum(jnp.minimum(round_up_gap(size, unit), longest - size), 0)
     charged = jnp.minimum(size, computed)
     last = prefills & (size == remaining)
     kept = fit_draft_tokens(

@@ -1,12 +1,13 @@
-"""Planning from the host with one buffer in and one buffer out.
+"""Planning from the host with few buffers in and one buffer out.
 
 A call of a compiled function costs a little for every array that goes in and more for
 every array that comes out, and for small tables that is most of the time. So the
-request table and the budget travel as one int32 buffer, the plan as another, and both
-sides see named views of them.
+request table travels as one int32 array, the budget as another, the plan as a third,
+and the caller sees named views of them.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 
@@ -15,47 +16,69 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsched.core.build import request_columns
-from jaxsched.core.config import RowWalk, SchedulerConfig
+from jaxsched.core.config import RowWalk, Rules, SchedulerConfig
 from jaxsched.core.plan import Budget, Plan
 from jaxsched.core.requests import RequestTable
+from jaxsched.scheduling.row_by_row import Decisions, decide, plan_of
+from jaxsched.scheduling.row_scans import Rows
 from jaxsched.scheduling.scheduler import schedule
 
 Array = jax.Array
 
+_ALIGNMENT = 64
+"""Bytes; NumPy arrays that start on a multiple of them are not copied on the way in."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where each named array lies in a flat int32 buffer; hashable."""
+    """Where each named array lies in the last axis of an int32 array; hashable."""
 
     fields: tuple[tuple[str, tuple[int, ...], bool], ...]  # name, shape, is boolean
 
+    @classmethod
+    def of(cls, arrays: Mapping) -> "Layout":
+        """The layout of arrays, or of their shapes, one behind the other."""
+        return cls(
+            tuple(
+                (name, tuple(leaf.shape), leaf.dtype == np.bool_)
+                for name, leaf in arrays.items()
+            )
+        )
+
+    @functools.cached_property
+    def _places(self) -> tuple:
+        """Name, slice of the axis, shape unless it is that of the slice, is boolean."""
+        places, start = [], 0
+        for name, shape, boolean in self.fields:
+            stop = start + math.prod(shape)
+            kept = None if len(shape) == 1 else shape
+            places.append((name, slice(start, stop), kept, boolean))
+            start = stop
+        return tuple(places)
+
     @property
     def size(self) -> int:
-        """Length of the buffer."""
+        """Length of the axis."""
         return sum(math.prod(shape) for _, shape, _ in self.fields)
 
-    def split(self, buffer) -> dict:
-        """Named pieces of a buffer; NumPy views or traced slices."""
-        pieces, start = {}, 0
-        for name, shape, boolean in self.fields:
-            piece = buffer[start : start + math.prod(shape)].reshape(shape)
+    def split(self, array) -> dict:
+        """Named pieces of an array; NumPy views or traced slices."""
+        pieces = {}
+        for name, place, shape, boolean in self._places:
+            piece = array[..., place]
+            if shape is not None:
+                piece = piece.reshape(piece.shape[:-1] + shape)
             pieces[name] = piece != 0 if boolean else piece
-            start += math.prod(shape)
         return pieces
 
-    def join(self, value) -> Array:
-        """The buffer of a pytree of arrays with these field names (traced)."""
-        pieces = [getattr(value, name) for name, _, _ in self.fields]
+    def views(self, array: np.ndarray) -> dict[str, np.ndarray]:
+        """Pieces that can be written to: booleans stay 0 or 1."""
+        return Layout(tuple((n, s, False) for n, s, _ in self.fields)).split(array)
+
+    def join(self, value: Mapping) -> Array:
+        """The one-dimensional array of named arrays (traced)."""
+        pieces = [value[name] for name, _, _ in self.fields]
         return jnp.concatenate([piece.astype(jnp.int32).ravel() for piece in pieces])
-
-
-def _layout_of(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Layout:
-    return Layout(
-        tuple(
-            (name, tuple(leaf.shape), leaf.dtype == np.bool_)
-            for name, leaf in shapes.items()
-        )
-    )
 
 
 def _fields(value: object) -> dict:
@@ -64,12 +87,19 @@ def _fields(value: object) -> dict:
     }
 
 
+def _aligned_zeros(*shape: int) -> np.ndarray:
+    size = math.prod(shape) * np.dtype(np.int32).itemsize
+    raw = np.zeros(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(np.int32).reshape(shape)
+
+
 class HostPlanner:
     """Plans from NumPy arrays: one compilation, one buffer each way.
 
     Write the requests into `requests[field]` and the limits into `limits[field]`
-    (views of one buffer, field names as in `RequestTable` and `Budget`; booleans as 0
-    or 1), then call `plan()`. Not for use from several threads at once.
+    (views, field names as in `RequestTable` and `Budget`; booleans as 0 or 1), then
+    call `plan()`. Not for use from several threads at once.
 
     Args:
       config: static choices; rows are walked one by one where JAX runs on a CPU.
@@ -93,35 +123,42 @@ class HostPlanner:
             num_points=num_points,
             num_requested_points=num_requested_points,
         )
-        limits = {field.name: np.int32(1) for field in dataclasses.fields(Budget)}
-        table = _layout_of({name: columns[name] for name in columns})
-        budget = _layout_of(limits)
-        self._buffer = np.zeros(table.size + budget.size, np.int32)
-        self.requests = self._views(table, self._buffer[: table.size])
-        self.limits = self._views(budget, self._buffer[table.size :])
+        row = Layout.of({name: column[0] for name, column in columns.items()})
+        limit_names = [field.name for field in dataclasses.fields(Budget)]
+        self._rows = _aligned_zeros(num_rows, row.size)
+        self._limits = np.ones(len(limit_names), np.int32)
+        self.requests = row.views(self._rows)
         for name, column in columns.items():
             self.requests[name][...] = column
-        for name, value in limits.items():
-            self.limits[name][...] = value
+        self.limits = {
+            name: self._limits[at : at + 1].reshape(())
+            for at, name in enumerate(limit_names)
+        }
 
-        def run(buffer: Array) -> Plan:
-            fields = table.split(buffer[: table.size])
-            values = budget.split(buffer[table.size :])
-            return schedule(RequestTable(**fields), Budget(**values), config)
+        def table_of(rows: Array) -> RequestTable:
+            return RequestTable(**row.split(rows))
 
-        shape = jax.ShapeDtypeStruct(self._buffer.shape, jnp.int32)
-        self._plan_layout = _layout_of(_fields(jax.eval_shape(run, shape)))
-        layout = self._plan_layout
-        self._compiled = jax.jit(lambda b: layout.join(run(b))).lower(shape).compile()
+        def run(rows: Array, limits: Array) -> dict:
+            budget = Budget(**dict(zip(limit_names, limits, strict=True)))
+            if config.row_walk == RowWalk.SEQUENTIAL and config.rules == Rules.JAXSCHED:
+                source = Rows(rows, table_of)
+                return decide(table_of(rows), budget, config, source)._asdict()
+            return _fields(schedule(table_of(rows), budget, config))
 
-    @staticmethod
-    def _views(layout: Layout, buffer: np.ndarray) -> dict[str, np.ndarray]:
-        return Layout(
-            tuple((name, shape, False) for name, shape, _ in layout.fields)
-        ).split(buffer)
+        shapes = [
+            jax.ShapeDtypeStruct(array.shape, jnp.int32)
+            for array in (self._rows, self._limits)
+        ]
+        answer = jax.eval_shape(run, *shapes)
+        self._answer = layout = Layout.of(answer)
+        self._in_decisions = "rows" in answer
+        self._compiled = (
+            jax.jit(lambda *arrays: layout.join(run(*arrays))).lower(*shapes).compile()
+        )
 
     def plan(self) -> Plan:
         """The plan of what the buffers hold, as NumPy arrays."""
-        # The buffer may be read in place: the answer is awaited before it can change.
-        answer = np.asarray(self._compiled(self._buffer))
-        return Plan(**self._plan_layout.split(answer))
+        # The buffers may be read in place: the answer is awaited before they change.
+        answer = np.asarray(self._compiled(self._rows, self._limits))
+        pieces = self._answer.split(answer)
+        return plan_of(Decisions(**pieces)) if self._in_decisions else Plan(**pieces)

@@ -6,26 +6,25 @@ own jitted step; `config` is static.
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxsched.core.checks import check_budget, check_plan, check_table
-from jaxsched.core.config import (
-    NO_ID,
-    Phase,
-    Rules,
-    SchedulerConfig,
-    SnapshotMode,
-)
-from jaxsched.core.masking import iota
+from jaxsched.core.config import NO_ID, Phase, RowWalk, Rules, SchedulerConfig
 from jaxsched.core.plan import Budget, Plan
 from jaxsched.core.requests import RequestTable
 from jaxsched.scheduling import microbatch_jaxsched, microbatch_tensorrt_llm
-from jaxsched.scheduling.snapshots import is_snapshot_point, next_snapshot_points
-from jaxsched.scheduling.walk import walks_of
+from jaxsched.scheduling.output_order import (
+    CHUNKS,
+    DECODES,
+    ENCODES,
+    LAST_CHUNKS,
+    NUM_GROUPS,
+    output_order,
+)
+from jaxsched.scheduling.row_by_row import plan_rows
+from jaxsched.scheduling.snapshots import emit_points, is_snapshot_point
 
 Array = jax.Array
 
-_NUM_GROUPS = 4  # encoder inputs, unfinished prefills, last chunks, decodes
 _DEFAULT_CONFIG = SchedulerConfig()
 _MICROBATCH = {
     Rules.JAXSCHED: microbatch_jaxsched.plan_microbatch,
@@ -54,6 +53,8 @@ def schedule(
     """
     check_table(table)
     check_budget(budget)
+    if config.row_walk == RowWalk.SEQUENTIAL and config.rules == Rules.JAXSCHED:
+        return plan_rows(table, budget, config)
     draft = _MICROBATCH[config.rules](table, budget, config)
     phase, size = table.phase, draft.size
     prefill = draft.taken & (phase == Phase.PREFILL)
@@ -62,56 +63,25 @@ def schedule(
     on_point = prefill & is_snapshot_point(table, end)
     encode = draft.taken & (phase == Phase.ENCODE)
     decode = draft.taken & (phase == Phase.DECODE)
-    group = jnp.where(last & draft.split_last_chunks, 2, 1)
-    group = jnp.where(encode, 0, jnp.where(decode, 3, group))
+    group = jnp.where(last & draft.split_last_chunks, LAST_CHUNKS, CHUNKS)
+    group = jnp.where(encode, ENCODES, jnp.where(decode, DECODES, group))
+    group = jnp.where(draft.taken, group, NUM_GROUPS)
     return Plan(
         num_scheduled_tokens=size,
         num_draft_tokens=draft.num_draft_tokens,
         is_last_chunk=last,
         snapshot_point=jnp.where(on_point, end, NO_ID),
-        emit_points=_emit_points(table, end, config),
+        emit_points=emit_points(table, end, config),
         prefill_mask=prefill,
         decode_mask=decode,
         encode_mask=encode,
         preempted_mask=jnp.zeros_like(prefill),
-        order=_output_order(draft.taken, group, table.lora_id, config),
+        order=output_order(group, table.lora_id, config.group_by_lora, config.row_walk),
         reason=draft.reason,
         num_seqs=jnp.sum(draft.taken.astype(jnp.int32)),
         num_batched_tokens=draft.num_batched_tokens,
         error=draft.error,
     )
-
-
-def _emit_points(table: RequestTable, end: Array, config: SchedulerConfig) -> Array:
-    """Published points strictly inside each row's chunk, i32[R, E], NO_ID padded."""
-    width = config.num_emit_columns
-    if config.snapshot_mode == SnapshotMode.CUT:
-        return jnp.full((table.num_rows, width), NO_ID, jnp.int32)
-    points = next_snapshot_points(table, table.num_computed_tokens, width)
-    return jnp.where(points < end[:, None], points, NO_ID)
-
-
-def _output_order(
-    taken: Array, group: Array, lora_id: Array, config: SchedulerConfig
-) -> Array:
-    """Rows by group, then adapter, then row; NO_ID behind the last; i32[R]."""
-    order_by_group = walks_of(config.row_walk).order_by_group
-    group = jnp.where(taken, group, _NUM_GROUPS)
-    if not config.group_by_lora:
-        return order_by_group(group, _NUM_GROUPS)
-    rows = _rows_by_adapter(lora_id)
-    order = order_by_group(group[rows], _NUM_GROUPS)
-    return jnp.where(order == NO_ID, NO_ID, rows[order])
-
-
-def _rows_by_adapter(lora_id: Array) -> Array:
-    """Row indices by adapter, rows of one adapter in order; i32[R]."""
-    rows = iota(lora_id.shape[0])
-    if lora_id.shape[0] > 1 << 16:
-        return lax.sort((lora_id, rows), num_keys=1, is_stable=True)[1]
-    # Adapter and row fit into one key, and a sort without payload is much cheaper.
-    key = ((lora_id + 1).astype(jnp.uint32) << 16) | rows.astype(jnp.uint32)
-    return (lax.sort(key) & 0xFFFF).astype(jnp.int32)
 
 
 def advance(

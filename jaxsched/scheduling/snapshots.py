@@ -16,7 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsched.core.config import MAX_COUNT, NO_ID, UNLIMITED
+from jaxsched.core.config import (
+    MAX_COUNT,
+    NO_ID,
+    UNLIMITED,
+    SchedulerConfig,
+    SnapshotMode,
+)
 from jaxsched.core.host import check_count, check_counts
 from jaxsched.core.masking import round_down
 from jaxsched.core.requests import RequestTable
@@ -130,8 +136,9 @@ def next_point(
     ahead = position < num_prompt_tokens
     inside = (interval > 0) & ahead & (periodic <= num_prompt_tokens)
     periodic = jnp.where(inside, periodic, UNLIMITED)
-    usable = (points > position[:, None]) & (points <= num_prompt_tokens[:, None])
-    explicit = jnp.min(jnp.where(usable, points, UNLIMITED), axis=1, initial=UNLIMITED)
+    usable = points > position[..., None]
+    usable &= points <= num_prompt_tokens[..., None]
+    explicit = jnp.min(jnp.where(usable, points, UNLIMITED), axis=-1, initial=UNLIMITED)
     return jnp.minimum(periodic, explicit)
 
 
@@ -154,12 +161,27 @@ def next_snapshot_points(table: RequestTable, position: Array, count: int) -> Ar
     for _ in range(count):
         position = next_snapshot_point(table, position)
         found.append(position)
-    return jnp.stack(found, axis=1)
+    return jnp.stack(found, axis=-1)
 
 
 def is_snapshot_point(table: RequestTable, position: Array) -> Array:
     """Whether i32[R] positions are published points of their rows; bool[R]."""
     return next_snapshot_point(table, position - 1) == position
+
+
+def emit_points(table: RequestTable, end: Array, config: SchedulerConfig) -> Array:
+    """Published points strictly inside each row's chunk, i32[R, E], NO_ID padded.
+
+    Args:
+      table: the table that is planned.
+      end: i32[R], where each row's chunk ends.
+      config: static; E is its `num_emit_columns`.
+    """
+    width = config.num_emit_columns
+    if config.snapshot_mode == SnapshotMode.CUT:
+        return jnp.full((table.num_rows, width), NO_ID, jnp.int32)
+    points = next_snapshot_points(table, table.num_computed_tokens, width)
+    return jnp.where(points < end[:, None], points, NO_ID)
 
 
 def list_snapshot_points(

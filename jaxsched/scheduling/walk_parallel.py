@@ -13,6 +13,7 @@ from jaxsched.core.masking import (
     exceeds,
     first_true,
     iota,
+    offset_in,
     read_at,
     spend,
     wide_cumsum,
@@ -84,7 +85,7 @@ def deal_in_order(
     left = spend(capacity, read_at(spent, stop))
     cut = to_boundary(position, left, unit)
     left = jnp.where(stop < full.shape[0], left - read_at(cut, stop), 0)
-    distance = unit - position % unit
+    distance = unit - offset_in(position, unit)
     realign = jnp.where((distance < unit) & (distance < cost), distance, 0)
     granted = first_fit(cost, realign, stop + 1, left)
     whole = (rows < stop) | (cost == 0) | (granted == cost)

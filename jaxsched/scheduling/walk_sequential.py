@@ -16,27 +16,41 @@ from jaxsched.scheduling.walk import Deal, Walk, to_boundary
 Array = jax.Array
 
 
+def take_row(state: tuple, tokens: Array, counted: Array, tested: Array):
+    """One row of `take_in_order`; state: tokens left, seats left, walk has ended."""
+    left, seats, stopped = state
+    free = seats > 0
+    reached = ~stopped & free
+    over = reached & tested & (tokens > left)
+    taken = reached & counted & ~over
+    reason = jnp.where(over, Reason.NO_BUDGET, Reason.BEAM_WIDTH)
+    reason = jnp.where(stopped, Reason.BEHIND_BLOCKED, reason)
+    reason = jnp.where(free, reason, Reason.BATCH_FULL)
+    left = spend_exactly(left, jnp.where(taken, tokens, 0))
+    seats -= taken.astype(jnp.int32)
+    return (left, seats, stopped | over), Walk(taken, reason, reached)
+
+
 def take_in_order(
     tokens: Array, counted: Array, tested: Array, budget: Array, max_rows: Array
 ) -> Walk:
     """Takes the counted rows in order until one does not fit."""
+    start = (budget, max_rows, jnp.asarray(False))
+    return lax.scan(
+        lambda state, row: take_row(state, *row), start, (tokens, counted, tested)
+    )[1]
 
-    def step(state, row):
-        left, seats, stopped = state
-        tokens, counted, tested = row
-        free = seats < max_rows
-        reached = ~stopped & free
-        over = reached & tested & (tokens > left)
-        taken = reached & counted & ~over
-        reason = jnp.where(over, Reason.NO_BUDGET, Reason.BEAM_WIDTH)
-        reason = jnp.where(stopped, Reason.BEHIND_BLOCKED, reason)
-        reason = jnp.where(free, reason, Reason.BATCH_FULL)
-        left = _spend(left, jnp.where(taken, tokens, 0))
-        seats += taken.astype(jnp.int32)
-        return (left, seats, stopped | over), Walk(taken, reason, reached)
 
-    start = (budget, jnp.int32(0), jnp.asarray(False))
-    return lax.scan(step, start, (tokens, counted, tested))[1]
+def deal_row(state: tuple, full: Array, cost: Array, position: Array, unit: Array):
+    """One row of `deal_in_order`; state: tokens left, seats left."""
+    left, seats = state
+    fits = cost <= left
+    cut = to_boundary(position, left, unit)
+    seat_left = seats > 0
+    size = jnp.where(seat_left, jnp.where(fits, full, cut), 0)
+    left = spend_exactly(left, jnp.where(fits, cost, cut))
+    seats -= (size > 0).astype(jnp.int32)
+    return (left, seats), Deal(size, seat_left)
 
 
 def deal_in_order(
@@ -48,19 +62,11 @@ def deal_in_order(
     max_rows: Array,
 ) -> Deal:
     """Deals a capacity: whole sizes while they fit, else cut to a unit boundary."""
-
-    def step(state, row):
-        left, seats = state
-        full, cost, position = row
-        fits = cost <= left
-        cut = to_boundary(position, left, unit)
-        seat_left = seats < max_rows
-        size = jnp.where(seat_left, jnp.where(fits, full, cut), 0)
-        left = _spend(left, jnp.where(fits, cost, cut))
-        seats += (size > 0).astype(jnp.int32)
-        return (left, seats), Deal(size, seat_left)
-
-    return lax.scan(step, (capacity, jnp.int32(0)), (full, cost, position))[1]
+    return lax.scan(
+        lambda state, row: deal_row(state, *row, unit),
+        (capacity, max_rows),
+        (full, cost, position),
+    )[1]
 
 
 def deal_wanted(wanted: Array, capacity: Array) -> Array:
@@ -68,7 +74,7 @@ def deal_wanted(wanted: Array, capacity: Array) -> Array:
 
     def step(left, wanted):
         given = jnp.minimum(wanted, left)
-        return _spend(left, given), given
+        return spend_exactly(left, given), given
 
     return lax.scan(step, capacity, wanted)[1]
 
@@ -107,6 +113,6 @@ def order_by_group(group: Array, num_groups: int) -> Array:
     return jnp.full_like(rows, NO_ID).at[place].set(rows, mode="drop")
 
 
-def _spend(left: Array, amount: Array) -> Array:
+def spend_exactly(left: Array, amount: Array) -> Array:
     """What is left after a grant that fitted; UNLIMITED stays UNLIMITED."""
     return jnp.where(left == UNLIMITED, left, left - amount)
