@@ -50,6 +50,28 @@ def num_available_blocks(cache: HybridCache) -> Array:
     return jnp.sum(idle.astype(jnp.int32))
 
 
+def num_never_used(cache: HybridCache, config: HybridConfig) -> Array:
+    """Blocks at the end of the pool that no row has ever held: free for sure; i32[].
+
+    Counting all free blocks takes a pass over the pool; where these suffice, nobody
+    needs to. 0 in a shared arena, whose snapshots take blocks from anywhere.
+    """
+    if config.is_shared:
+        return jnp.zeros_like(cache.num_handed_out)
+    return jnp.maximum(cache.block_limit - cache.num_handed_out, 0)
+
+
+def running_fits(cache: HybridCache, cost: Array, config: HybridConfig) -> Array:
+    """Whether each and all before it find room, bool[A] of i32[A] blocks."""
+    total = jnp.cumsum(cost)
+    room = lax.cond(
+        total[-1] <= num_never_used(cache, config),
+        lambda: total[-1],
+        lambda: num_available_blocks(cache),
+    )
+    return total <= room
+
+
 def make_room(
     cache: HybridCache,
     need: Array,
@@ -93,6 +115,38 @@ def make_room(
 
     gone = lax.cond(short > 0, choose, nothing)
     return evict(cache, Victims(*gone), now, config)
+
+
+def make_room_if_short(
+    cache: HybridCache,
+    need: Array,
+    keep_block: Array,
+    keep_entry: Array,
+    now: Array,
+    config: HybridConfig,
+) -> HybridCache:
+    """`make_room` that looks at the pool only if blocks never used do not suffice.
+
+    Args:
+      cache: the tables.
+      need: i32[].
+      keep_block: i32[A], idle blocks that must stay; past the end: none.
+      keep_entry: i32[A], the same for snapshots.
+      now: i32[], milliseconds.
+      config: static.
+    """
+    if config.is_unlimited:
+        return cache
+
+    def room(cache: HybridCache) -> HybridCache:
+        blocks = jnp.zeros(cache.blocks.num_blocks, bool)
+        entries = jnp.zeros(cache.states.num_entries, bool)
+        blocks = blocks.at[keep_block].set(True, mode="drop")
+        entries = entries.at[keep_entry].set(True, mode="drop")
+        return make_room(cache, need, blocks, entries, now, config)
+
+    enough = need <= num_never_used(cache, config)
+    return lax.cond(enough, lambda cache: cache, room, cache)
 
 
 def choose_snapshots(
@@ -202,6 +256,17 @@ def evict(
 
     A snapshot whose block goes, goes with it; its entry stays as a ghost.
     """
+    return lax.cond(
+        jnp.any(victims.entries) | jnp.any(victims.blocks),
+        lambda cache: _evict(cache, victims, now, config),
+        lambda cache: cache,
+        cache,
+    )
+
+
+def _evict(
+    cache: HybridCache, victims: Victims, now: Array, config: HybridConfig
+) -> HybridCache:
     blocks, states = cache.blocks, cache.states
     lost = victims.blocks[jnp.maximum(states.block, 0)] & states.resident
     gone = (victims.entries | lost) & states.resident
@@ -224,6 +289,10 @@ def evict(
         dead = jnp.zeros(config.num_slots, bool).at[slot].set(True, mode="drop")
         state_slot = jnp.where(dead[state_slot], 0, state_slot)
     return cache.replace(
+        num_evicted_blocks=cache.num_evicted_blocks
+        + jnp.sum(victims.blocks.astype(jnp.int32)),
+        num_evicted_snapshots=cache.num_evicted_snapshots
+        + jnp.sum(gone.astype(jnp.int32)),
         index=clear(cache.index, place),
         blocks=blocks.replace(
             place=jnp.where(victims.blocks, NO_ID, blocks.place),
@@ -238,10 +307,27 @@ def evict(
     )
 
 
-def take_free(cache: HybridCache, count: Array, width: int) -> Array:
+def take_free(
+    cache: HybridCache, count: Array, width: int, config: HybridConfig
+) -> tuple[HybridCache, Array]:
     """Free blocks for each listed row, i32[A, width], past the end behind them."""
-    free = free_blocks(cache.blocks, cache.hanging, cache.block_limit)
-    return take_slices(compact(free), count, width)
+    total = jnp.sum(count)
+
+    def never_used() -> Array:
+        start = cache.num_handed_out + jnp.cumsum(count) - count
+        ids = start[:, None] + iota(width)[None, :]
+        return jnp.where(iota(width)[None, :] < count[:, None], ids, past)
+
+    def anywhere() -> Array:
+        free = free_blocks(cache.blocks, cache.hanging, cache.block_limit)
+        return take_slices(compact(free), count, width)
+
+    past = cache.blocks.num_blocks
+    fresh = total <= num_never_used(cache, config)
+    ids = lax.cond(fresh, never_used, anywhere)
+    highest = jnp.max(jnp.where(ids < past, ids, NO_ID), initial=NO_ID)
+    handed_out = jnp.maximum(cache.num_handed_out, highest + 1)
+    return cache.replace(num_handed_out=handed_out), ids
 
 
 def joined_tables(

@@ -20,6 +20,7 @@ from jaxsched.cache.hybrid_types import HybridCache, HybridConfig
 from jaxsched.cache.index import find, find_room, put
 from jaxsched.cache.keys import keep_bits, root_keys, token_terms
 from jaxsched.cache.prefix import seen_mark, seen_place
+from jaxsched.cache.unlimited import file_unlimited
 from jaxsched.core.config import NO_ID
 from jaxsched.core.masking import iota
 
@@ -71,15 +72,7 @@ def commit(
     Returns:
       The cache and where each state has to be copied.
     """
-    tick = cache.tick + 1
-    cache = cache.replace(tick=tick)
-    entries = _completed(cache, step, config)
-    cache = jax.lax.cond(
-        jnp.any(entries.used),
-        lambda cache: _publish(cache, entries, config),
-        lambda cache: cache,
-        cache,
-    )
+    cache = publish_blocks(cache, step, config)
     rows = cache.rows
     cache = cache.replace(
         rows=rows.replace(
@@ -90,14 +83,46 @@ def commit(
             )
         )
     )
+    if config.is_unlimited:
+        cache, slot, known = file_unlimited(cache, step.tokens, step.points, config)
+        return cache, Filed(slot=slot, is_known=known)
     return file_states(cache, step.tokens, step.points, step.next_use, now, config)
+
+
+def publish_blocks(cache: HybridCache, step: Step, config: HybridConfig) -> HybridCache:
+    """The first half of `commit`: the next `max_commit_blocks` full blocks by rows.
+
+    Where a step may fill more, call it while `num_unpublished` says so.
+    """
+    cache = cache.replace(tick=cache.tick + 1)
+    entries = _completed(cache, step, config)
+    return jax.lax.cond(
+        jnp.any(entries.used),
+        lambda cache: _publish(cache, entries, config),
+        lambda cache: cache,
+        cache,
+    )
+
+
+def num_unpublished(
+    cache: HybridCache, num_tokens: Array, config: HybridConfig
+) -> Array:
+    """Full blocks of each row that the index does not know yet; i32[R].
+
+    Args:
+      cache: the tables.
+      num_tokens: i32[R], computed and written now.
+      config: static.
+    """
+    rows = cache.rows
+    count = jnp.maximum(num_tokens // config.block_size - rows.num_indexed, 0)
+    return jnp.where(rows.is_used & ~rows.is_private, count, 0)
 
 
 def _completed(cache: HybridCache, step: Step, config: HybridConfig) -> _Entries:
     """The blocks that this step has filled, flattened by rows."""
     rows, size = cache.rows, config.block_size
-    count = jnp.maximum(step.num_tokens // size - rows.num_indexed, 0)
-    count = jnp.where(rows.is_used & ~rows.is_private, count, 0)
+    count = num_unpublished(cache, step.num_tokens, config)
     ends = jnp.cumsum(count)
     at = iota(config.max_commit_blocks)
     row = jnp.sum((ends[None, :] <= at[:, None]).astype(jnp.int32), axis=1)
@@ -190,7 +215,7 @@ def _publish(
         index=put(cache.index, at_place, entries.key, entries.own),
         seen=cache.seen.at[seen].set(seen_mark(entries.key), mode="drop"),
     )
-    return _adopt(cache, entries, canonical, chained)
+    return _adopt(cache, entries, canonical, chained, config)
 
 
 def _same_as_block(
@@ -223,8 +248,21 @@ def _unbroken(good: Array, entries: _Entries) -> Array:
     return bad == before
 
 
+def _moved(block: Array, given: Array, taken: Array, num_blocks: Array) -> Array:
+    """Blocks of snapshots, i32[E]: what hangs on a copy hangs on the indexed block.
+
+    Both have the same beginning.
+    """
+    to = iota(num_blocks).at[given].set(taken, mode="drop")
+    return jnp.where(block >= 0, to[jnp.maximum(block, 0)], block)
+
+
 def _adopt(
-    cache: HybridCache, entries: _Entries, canonical: Array, chained: Array
+    cache: HybridCache,
+    entries: _Entries,
+    canonical: Array,
+    chained: Array,
+    config: HybridConfig,
 ) -> HybridCache:
     """Rewrites tables to the indexed blocks and lets go of the rows' own copies."""
     blocks, rows, states = cache.blocks, cache.rows, cache.states
@@ -234,11 +272,11 @@ def _adopt(
     taken = jnp.where(moves, canonical, size)
     refs = blocks.num_refs.at[given].add(-1, mode="drop").at[taken].add(1, mode="drop")
     row = jnp.where(moves, entries.row, rows.num_rows)
-    # Snapshots that hang on the copy have the same beginning in the indexed block.
-    moved = iota(size).at[given].set(taken, mode="drop")
-    block = jnp.where(
-        states.block >= 0, moved[jnp.maximum(states.block, 0)], states.block
-    )
+    block = states.block
+    if not config.is_unlimited:  # there they stay, and so does the copy
+        block = jax.lax.cond(
+            jnp.any(moves), lambda: _moved(block, given, taken, size), lambda: block
+        )
     done = jnp.zeros(rows.num_rows, jnp.int32)
     done = done.at[entries.row].add(chained.astype(jnp.int32))
     broken = jnp.zeros(rows.num_rows, bool)

@@ -12,6 +12,7 @@ from jaxsched.cache.blocks import (
     empty_blocks,
     empty_rows,
 )
+from jaxsched.cache.chains import StateChains, empty_chains
 from jaxsched.cache.eviction import Costs, Eviction
 from jaxsched.cache.ghosts import ReuseStats, empty_stats
 from jaxsched.cache.index import PrefixIndex, empty_index
@@ -47,6 +48,9 @@ class HybridConfig:
       num_seen: block keys remembered for fork detection after their KV is gone.
       eviction: see `Eviction`.
       selection: how victims are found, see `Selection`; the answers are the same.
+      is_unlimited: the pools hold all that will ever be computed. Nothing is evicted,
+        and nothing is kept up that only eviction reads, so no step costs more when
+        the pools are larger. For simulation; see `unlimited`.
       key_bits: of each hash word; fewer than 32 only to test collisions.
 
     Raises:
@@ -68,6 +72,7 @@ class HybridConfig:
     eviction: Eviction = Eviction.REUSE_DENSITY
     selection: Selection = Selection.SORT
     key_bits: int = 32
+    is_unlimited: bool = False
 
     def __post_init__(self):
         for field, low in (
@@ -91,7 +96,12 @@ class HybridConfig:
         object.__setattr__(self, "selection", Selection(self.selection))
         if self.num_seen & (self.num_seen - 1):
             raise ValueError(f"num_seen must be a power of two, got {self.num_seen}")
-        if self.worth_bits < _MIN_WORTH_BITS:
+        if self.is_unlimited and self.is_shared:
+            raise ValueError(
+                f"pages_per_snapshot={self.pages_per_snapshot} shares a limited arena: "
+                "set it to 0 or is_unlimited to False"
+            )
+        if self.worth_bits < _MIN_WORTH_BITS and not self.is_unlimited:
             raise ValueError(
                 f"blocks_per_row={self.blocks_per_row} leaves {self.worth_bits} bits "
                 f"to order by worth, {_MIN_WORTH_BITS} are needed: use larger blocks"
@@ -165,6 +175,10 @@ class HybridCache:
     block_limit: Array  # i32[]  blocks in use by configuration, at most N
     snapshot_limit: Array  # i32[]  snapshots in use, at most those allocated
     path_limit: Array  # i32[]  most snapshots on one path; UNLIMITED: no cap
+    num_handed_out: Array  # i32[]  blocks from here on no row has ever held
+    num_evicted_blocks: Array  # i32[]  so far
+    num_evicted_snapshots: Array  # i32[]  so far
+    chains: StateChains  # unlimited pools: states by the block boundary before them
 
     def replace(self, **fields) -> "HybridCache":
         """A copy with some fields exchanged."""
@@ -220,4 +234,8 @@ def empty_cache(
         block_limit=jnp.int32(blocks),
         snapshot_limit=jnp.int32(slots),
         path_limit=jnp.int32(limit),
+        num_handed_out=jnp.int32(0),
+        num_evicted_blocks=jnp.int32(0),
+        num_evicted_snapshots=jnp.int32(0),
+        chains=empty_chains(config.num_entries if config.is_unlimited else 1),
     )

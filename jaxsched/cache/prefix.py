@@ -20,6 +20,7 @@ from jaxsched.cache.hybrid_types import HybridCache, HybridConfig
 from jaxsched.cache.index import find
 from jaxsched.cache.keys import PromptKeys, prompt_keys
 from jaxsched.cache.states import SnapshotKind
+from jaxsched.cache.unlimited import deepest_state
 from jaxsched.core.config import NO_ID
 from jaxsched.core.masking import iota
 
@@ -64,7 +65,12 @@ class Match:
     entry: Array  # i32[A]  the state it reuses, or NO_ID
     past_entry: Array  # i32[A]  the deepest state known of its path, or NO_ID
     continues_answer: Array  # bool[A]  and that was the end of an answer
-    on_path: Array  # bool[A, E]  entries that lie on its path, ghosts included
+    num_seen_tokens: (
+        Array  # i32[A]  ever computed of it and reusable: what it might have
+    )
+    on_path: (
+        Array  # bool[A, E]  entries on its path, ghosts included; unlimited: [A, 0]
+    )
 
 
 def lookup(cache: HybridCache, prompts: Prompts, config: HybridConfig) -> Match:
@@ -90,17 +96,29 @@ def lookup_keys(
     length = jnp.where(prompts.reads, prompts.length, 0)
     ids, seen = _match_blocks(cache, prompts, keys, length, config)
     num_full = _leading(ids >= 0)
-    on_path, reach, entry = _match_states(cache, prompts, keys, length, num_full, ids)
     states = cache.states
+    if config.is_unlimited:
+        on_path = jnp.zeros((ids.shape[0], 0), bool)
+        entry = past = deepest_state(cache, keys, length, num_full, config)
+        gone = jnp.zeros_like(entry)
+    else:
+        on_path = _paths(cache, keys, length)
+        within = states.depth[None, :] // config.block_size <= num_full[:, None]
+        usable = on_path & states.resident[None, :] & within
+        entry = _deepest(states.depth, usable)
+        past = _deepest(states.depth, on_path)
+        lost = on_path & ~states.resident[None, :]
+        gone = jnp.max(jnp.where(lost, states.depth[None, :], 0), axis=1, initial=0)
+    reach, entry = _verify_states(cache, prompts, ids, entry)
+    if config.is_unlimited:
+        past = entry
     at = jnp.maximum(entry, 0)
     deepest = jnp.where(entry >= 0, states.depth[at], 0)
     kv = jnp.minimum(num_full * config.block_size, jnp.maximum(length - 1, 0))
     kv = jnp.maximum(kv, deepest)
-    past = _deepest(states.depth, on_path)
-    lost = on_path & ~states.resident[None, :]
-    gone = jnp.max(jnp.where(lost, states.depth[None, :], 0), axis=1, initial=0)
     seen_tokens = jnp.maximum(seen, num_full) * config.block_size
     was_there = (gone > deepest) | (seen > num_full)
+    most_seen = jnp.minimum(seen_tokens, jnp.maximum(length - 1, 0))
     return Match(
         num_cached_tokens=deepest,
         num_kv_matched_tokens=kv,
@@ -112,6 +130,7 @@ def lookup_keys(
         entry=entry,
         past_entry=past,
         continues_answer=_is_answer(cache, past),
+        num_seen_tokens=jnp.maximum(kv, jnp.maximum(gone, most_seen)),
         on_path=on_path,
     )
 
@@ -162,25 +181,27 @@ def seen_mark(keys: Array) -> Array:
     return keys[1] | jnp.uint32(1)
 
 
-def _match_states(
-    cache: HybridCache,
-    prompts: Prompts,
-    keys: PromptKeys,
-    length: Array,
-    num_full: Array,
-    ids: Array,
-) -> tuple[Array, Array, Array]:
-    """Entries on each path, full blocks to share, and the state to reuse."""
+def _paths(cache: HybridCache, keys: PromptKeys, length: Array) -> Array:
+    """Entries that lie on each prompt's path by their keys; bool[A, E]."""
+    states = cache.states
+    depth = jnp.broadcast_to(
+        states.depth[None, :], (length.shape[0], states.num_entries)
+    )
+    same = jnp.all(keys.at(depth) == states.key[:, None, :], axis=0)
+    return same & (depth > 0) & (depth < length[:, None])
+
+
+def _verify_states(
+    cache: HybridCache, prompts: Prompts, ids: Array, entry: Array
+) -> tuple[Array, Array]:
+    """Full blocks to share, and the states to reuse whose tokens are right; i32[A].
+
+    The block under the last token of a state must itself be found or be checked: a
+    state at the end of an unfound block would share that block unverified.
+    """
     states, blocks = cache.states, cache.blocks
     size = blocks.tokens.shape[1]
     rows, width = ids.shape
-    depth = jnp.broadcast_to(states.depth[None, :], (rows, states.num_entries))
-    same = jnp.all(keys.at(depth) == states.key[:, None, :], axis=0)
-    on_path = same & (depth > 0) & (depth < length[:, None])
-    # The block under the last token of a state must itself be found or be checked:
-    # a state at the end of an unfound block would share that block unverified.
-    usable = on_path & states.resident[None, :] & (depth // size <= num_full[:, None])
-    entry = _deepest(states.depth, usable)
     at = jnp.maximum(entry, 0)
     last = states.depth[at] - 1
     number, offset = last // size, last % size
@@ -197,7 +218,7 @@ def _match_states(
     right &= (entry >= 0) & root & (blocks.number[block] == number)
     entry = jnp.where(right, entry, NO_ID)
     reach = jnp.where(right, (last + 1) // size, 0)
-    return on_path, reach, entry
+    return reach, entry
 
 
 def _deepest(depth: Array, mask: Array) -> Array:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from jaxsched.cache.allocation import (
     joined_tables,
-    make_room,
-    num_available_blocks,
+    make_room_if_short,
+    running_fits,
     take_free,
 )
 from jaxsched.cache.blocks import hold
@@ -82,8 +82,7 @@ def reserve(
     column = iota(width)[None, :]
     uses = (column < shared[:, None]) & wanted[:, None]
     cost = new + _first_pins(cache, match, uses, source, wanted, config)
-    fits = jnp.cumsum(cost) <= num_available_blocks(cache)
-    granted = wanted & fits
+    granted = wanted & running_fits(cache, cost, config)
 
     uses &= granted[:, None]
     tick = cache.tick + 1
@@ -99,15 +98,8 @@ def reserve(
         cache.replace(blocks=blocks, tick=tick), match, granted, hit, now, config
     )
     taken = jnp.where(granted, new, 0)
-    cache = make_room(
-        cache,
-        jnp.sum(taken),
-        jnp.zeros(past, bool).at[source].set(True, mode="drop"),
-        jnp.zeros(cache.states.num_entries, bool).at[kept].set(True, mode="drop"),
-        now,
-        config,
-    )
-    ids = take_free(cache, taken, width)
+    cache = make_room_if_short(cache, jnp.sum(taken), source, kept, now, config)
+    cache, ids = take_free(cache, taken, width, config)
     lost = cache.rows.num_rows
     row = jnp.where(granted, rows, lost)
     cache = _open_rows(cache, row, prompts, match, shared, taken, ids, config)
@@ -140,9 +132,12 @@ def _first_pins(
     ids = jnp.where(uses, match.block_ids, size)
     ids = jnp.concatenate([ids, jnp.where(wanted, source, size)[:, None]], axis=1)
     rank = jnp.broadcast_to(order[:, None], ids.shape)
-    first = jnp.full(size, order.shape[0], jnp.int32).at[ids].min(rank, mode="drop")
     at = jnp.minimum(ids, size - 1)
-    idle = (ids < size) & (blocks.num_refs[at] == 0) & (first[at] == rank)
+    idle = (ids < size) & (blocks.num_refs[at] == 0)
+    if order.shape[0] > 1:
+        first = jnp.full(size, order.shape[0], jnp.int32)
+        first = first.at[ids].min(rank, mode="drop")
+        idle &= first[at] == rank
     pins = jnp.sum(idle.astype(jnp.int32), axis=1)
     if not config.is_shared:
         return pins
@@ -163,6 +158,8 @@ def _use_states(
     config: HybridConfig,
 ) -> HybridCache:
     """Marks the states that were used or passed, and learns from it."""
+    if config.is_unlimited:
+        return cache
     states, tick = cache.states, cache.tick
     size = states.num_entries
     past = jnp.where(granted, match.past_entry, NO_ID)

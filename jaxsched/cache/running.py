@@ -10,15 +10,15 @@ import jax.numpy as jnp
 
 from jaxsched.cache.allocation import (
     joined_tables,
-    make_room,
-    num_available_blocks,
+    make_room_if_short,
+    running_fits,
     take_free,
 )
 from jaxsched.cache.blocks import hold, let_go, write_tables
 from jaxsched.cache.hybrid_types import HybridCache, HybridConfig
 from jaxsched.cache.reserving import Placed
 from jaxsched.cache.states import live_slot
-from jaxsched.core.config import NO_ID
+from jaxsched.core.config import MAX_COUNT, NO_ID
 from jaxsched.core.masking import iota
 
 Array = jax.Array
@@ -46,18 +46,17 @@ def grow(
     new = jnp.where(rows.is_used, jnp.maximum(needed - rows.num_blocks, 0), 0)
     possible = needed <= jnp.minimum(width, cache.block_limit)
     new = jnp.where(possible, new, 0)
-    total = jnp.cumsum(new)
-    room = jnp.minimum(num_available_blocks(cache), config.max_commit_blocks)
-    granted = rows.is_used & possible & (total <= room)
+    fits = jnp.cumsum(new) <= config.max_commit_blocks
+    fits &= running_fits(cache, jnp.where(fits, new, 0), config)
+    granted = rows.is_used & possible & fits
     new = jnp.where(granted, new, 0)
 
     def take(cache: HybridCache) -> HybridCache:
         cache = cache.replace(tick=cache.tick + 1)
-        nothing = jnp.zeros(cache.blocks.num_blocks, bool)
-        no_entry = jnp.zeros(cache.states.num_entries, bool)
-        cache = make_room(cache, jnp.sum(new), nothing, no_entry, now, config)
+        none = jnp.full(1, MAX_COUNT, jnp.int32)
+        cache = make_room_if_short(cache, jnp.sum(new), none, none, now, config)
         columns = min(width, config.max_commit_blocks)
-        ids = take_free(cache, new, columns)
+        cache, ids = take_free(cache, new, columns, config)
         held = iota(columns)[None, :] < new[:, None]
         row = jnp.where(new > 0, iota(rows.num_rows), rows.num_rows)
         return cache.replace(
@@ -135,13 +134,12 @@ def fork(
     wanted = (target >= 0) & (source >= 0) & table.is_used[at]
     wanted &= (needed <= width) & (needed <= cache.block_limit)
     new = jnp.where(wanted, needed - shared, 0)
-    granted = wanted & (jnp.cumsum(new) <= num_available_blocks(cache))
+    granted = wanted & running_fits(cache, new, config)
     new = jnp.where(granted, new, 0)
     cache = cache.replace(tick=cache.tick + 1)
-    nothing = jnp.zeros(past, bool)
-    no_entry = jnp.zeros(cache.states.num_entries, bool)
-    cache = make_room(cache, jnp.sum(new), nothing, no_entry, now, config)
-    ids = take_free(cache, new, width)
+    none = jnp.full(1, MAX_COUNT, jnp.int32)
+    cache = make_room_if_short(cache, jnp.sum(new), none, none, now, config)
+    cache, ids = take_free(cache, new, width, config)
     old = table.block_tables[at]
     row = jnp.where(granted, target, table.num_rows)
     ids_table, held = joined_tables(old, ids, shared, new, past)

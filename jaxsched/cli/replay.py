@@ -1,8 +1,8 @@
 """`python -m jaxsched replay`: a workload through the scheduler on a simulated clock.
 
 Each step takes step-ms + token-us for every token scheduled + context-ns for every
-token of context that the scheduled rows read. There is no prefix cache in a replay
-yet: every prompt is computed whole, and snapshots are counted where they would land.
+token of context that the scheduled rows read. Prompts reuse what the hybrid cache has
+of them: the blocks of a prefix and a state at its end.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from jaxsched.cli.reading import InputError
 from jaxsched.core.config import ChunkingPolicy, Rules, SnapshotMode
 
 _PICTURES = (".png", ".pdf", ".svg")
-_SWITCHES = ("branch_snapshots", "answer_snapshots")
 
 
 def add_parser(subparsers) -> None:
@@ -33,6 +32,7 @@ def add_parser(subparsers) -> None:
     _add_workload_options(parser)
     _add_scheduler_options(parser.add_argument_group("scheduler; 0: no limit"))
     _add_snapshot_options(parser.add_argument_group("snapshots"))
+    _add_cache_options(parser.add_argument_group("cache; 0: unlimited"))
     _add_clock_options(parser.add_argument_group("clock"))
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
@@ -84,11 +84,37 @@ def _add_snapshot_options(group) -> None:
     )
     for name, text in (
         ("--save-last", "the last block boundary that an identical prompt can reach"),
-        ("--prefix-caching", "off: no snapshot is due"),
-        ("--branch-snapshots", "needs the prefix cache: only the --no- form works"),
-        ("--answer-snapshots", "needs the prefix cache: only the --no- form works"),
+        (
+            "--branch-snapshots",
+            "where a prompt leaves a stored one, and where an evicted state would "
+            "have been hit (on)",
+        ),
+        ("--answer-snapshots", "at the end of every answer (on)"),
     ):
         group.add_argument(name, action=argparse.BooleanOptionalAction, help=text)
+
+
+def _add_cache_options(group) -> None:
+    group.add_argument(
+        "--prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="off: nothing is reused and no snapshot is due",
+    )
+    for name, text in (
+        ("--kv-blocks", "blocks of the pool"),
+        ("--state-slots", "snapshots kept; the states of running requests come on top"),
+        (
+            "--pages-per-snapshot",
+            "0: snapshots have slots of their own; else blocks of the pool that each "
+            "takes",
+        ),
+        ("--state-tokens", "bytes of a snapshot in KV tokens, for --eviction"),
+    ):
+        group.add_argument(name, type=int, help=text)
+    group.add_argument("--eviction", metavar="NAME", help="what goes first, see below")
+    group.add_argument(
+        "--capacity-policy", metavar="NAME", help="who is admitted, see below"
+    )
 
 
 def _add_clock_options(group) -> None:
@@ -123,12 +149,6 @@ def _offsets(text: str) -> tuple[int, ...]:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
-    for name in _SWITCHES:
-        if getattr(args, name):
-            raise InputError(
-                f"--{name.replace('_', '-')} needs the prefix cache, which a replay "
-                "does not have yet"
-            )
     for path in (args.requests, args.plot):
         _check_target(path)
     if args.plot and Path(args.plot).suffix.lower() not in _PICTURES:

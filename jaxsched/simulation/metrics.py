@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jaxsched.cache.prefix import MissReason
 from jaxsched.scheduling.snapshots import list_snapshot_points
+from jaxsched.simulation.cache_state import CacheColumn
 from jaxsched.simulation.replay import Replay
 from jaxsched.simulation.replay_clock import NEVER_PS, PS_PER_MS
 from jaxsched.simulation.replay_config import ReplayConfig
@@ -46,8 +48,7 @@ def metrics(run: Replay) -> dict[str, object]:
         "num_prefill_tokens": prefill,
         "num_decode_tokens": decode,
         "num_output_tokens": outputs,
-        "num_cached_tokens": 0,
-        "num_preemptions": 0,
+        **cache_metrics(run),
         "num_snapshots_due": num_snapshots_due(run),
         "num_snapshots_landed": int(np.sum(run.chunk_points >= 0)),
         **_spread("ttft_ms", ttft_ms(run)),
@@ -111,58 +112,130 @@ def _most_running(run: Replay) -> int:
     return int(running.max()) if len(running) else 0
 
 
+def cache_metrics(run: Replay) -> dict[str, object]:
+    """What the cache gave, and what it did not, and why.
+
+    The token hit rate is over the prompts of the requests that were admitted. Lost are
+    the tokens of a prompt that had once been computed, or are computed and stored
+    without the state, and could have been reused; by the reason of the loss.
+    """
+    entered = run.admitted != NEVER_PS
+    lengths = np.array([r.num_prompt_tokens for r in run.workload.requests])
+    cached = run.note(CacheColumn.NUM_CACHED_TOKENS)
+    lost = run.note(CacheColumn.NUM_SEEN_TOKENS) - cached
+    reasons = run.note(CacheColumn.MISS_REASON)
+    answers = run.note(CacheColumn.ANSWER_SNAPSHOT)
+    prompts = int(np.sum(lengths[entered]))
+    return {
+        "num_prompt_tokens": prompts,
+        "num_cached_tokens": int(cached.sum()),
+        "token_hit_rate": _ratio(int(cached.sum()), prompts),
+        "num_requests_hit": int(np.sum(cached > 0)),
+        "lost_tokens": {
+            reason.name.lower(): int(np.sum(lost[reasons == reason]))
+            for reason in MissReason
+            if reason != MissReason.NONE
+        },
+        "miss_reasons": {
+            reason.name.lower(): int(np.sum(entered & (reasons == reason)))
+            for reason in MissReason
+        },
+        "num_snapshots_filed": run.num_filed_snapshots,
+        "num_answer_snapshots": int(np.sum(answers > 0)),
+        "num_evicted_blocks": run.num_evicted_blocks,
+        "num_evicted_snapshots": run.num_evicted_snapshots,
+        "num_preemptions": int(run.note(CacheColumn.NUM_PREEMPTIONS).sum()),
+        "num_recomputed_tokens": int(run.note(CacheColumn.NUM_RECOMPUTED_TOKENS).sum()),
+    }
+
+
 def num_snapshots_due(run: Replay) -> int:
-    """Published points that the prefills have come up to."""
-    requests, reached = run.workload.requests, run.num_computed_tokens
-    return sum(
-        _num_points(request, run.config, int(computed))
-        for request, computed in zip(requests, reached, strict=True)
-    )
+    """Points, published or asked for by the cache, that the prefills have come up to.
 
-
-def _num_points(request: Request, config: ReplayConfig, computed: int) -> int:
-    """Published points of one request in (0, computed]."""
-    if not config.prefix_caching:
+    Those that a hit skips are not due; those that are computed again after a
+    preemption are due again.
+    """
+    due = np.zeros(len(run.workload.requests), np.int64)
+    if not run.config.prefix_caching:
         return 0
+    starts, ends = _computed_runs(run)
+    learned = run.notes[:, [CacheColumn.BRANCH_POINT, CacheColumn.GHOST_POINT]]
+    for index, request in enumerate(run.workload.requests):
+        extra = [int(point) for point in learned[index] if point > 0]
+        for start, end in zip(starts[index], ends[index], strict=True):
+            due[index] += _num_points(request, run.config, extra, start, end)
+    return int(due.sum())
+
+
+def _computed_runs(run: Replay) -> tuple[list[list[int]], list[list[int]]]:
+    """Where each request's prefills began and ended: one run, or one a preemption."""
+    size = len(run.workload.requests)
+    starts: list[list[int]] = [[] for _ in range(size)]
+    ends: list[list[int]] = [[] for _ in range(size)]
+    for request, start, end in zip(
+        run.chunk_request.tolist(),
+        run.chunk_start.tolist(),
+        run.chunk_end.tolist(),
+        strict=True,
+    ):
+        if ends[request] and ends[request][-1] == start:
+            ends[request][-1] = end
+        else:
+            starts[request].append(start)
+            ends[request].append(end)
+    return starts, ends
+
+
+def _num_points(
+    request: Request, config: ReplayConfig, extra: list[int], start: int, end: int
+) -> int:
+    """Points of one request in (start, end]."""
     # Periodic points are counted, not listed: there may be very many.
     interval = config.snapshot_interval
     explicit = list_snapshot_points(
         request.num_prompt_tokens,
         from_start=config.snapshot_from_start,
         from_end=config.snapshot_from_end,
-        requested=request.snapshot_points,
+        requested=[*request.snapshot_points, *extra],
         save_last=config.save_last,
         block_size=config.block_size,
     )
     if interval:
         explicit = [point for point in explicit if point % interval]
-    reached = min(computed, request.num_prompt_tokens)
-    periodic = reached // interval if interval else 0
-    return periodic + sum(0 < point <= reached for point in explicit)
+    # An answer that is computed again is cut at the periodic points alone.
+    periodic = end // interval - start // interval if interval else 0
+    return periodic + sum(start < point <= end for point in explicit)
 
 
 def request_report(run: Replay) -> Iterator[dict[str, object]]:
     """One dict a request, in order of arrival, ready for JSON.
 
-    There is no prefix cache in a replay yet: nothing is matched, nothing is cached.
+    `snapshots` are the positions that it stood on and at which the cache has had a
+    state from then on, the end of its answer included. What was matched is as of its
+    first admission; a request that was never admitted has the reason None.
     """
     order = np.argsort(run.chunk_request, kind="stable")
     size = len(run.workload.requests)
     bounds = np.searchsorted(run.chunk_request[order], np.arange(size + 1))
     first, whole = ttft_ms(run), e2e_ms(run)
+    notes = run.notes.tolist()
     for index, request in enumerate(run.workload.requests):
         mine = order[bounds[index] : bounds[index + 1]]
-        points = run.chunk_points[mine]
+        note, filed = notes[index], run.chunk_filed[mine]
+        answer = note[CacheColumn.ANSWER_SNAPSHOT]
+        points = {*filed[filed >= 0].tolist(), *([answer] if answer else [])}
+        entered = run.admitted[index] != NEVER_PS
+        reason = MissReason(note[CacheColumn.MISS_REASON]).name.lower()
         yield {
             "id": request.request_id,
             "num_prompt_tokens": request.num_prompt_tokens,
-            "num_cached_tokens": 0,
-            "num_kv_matched_tokens": 0,
-            "num_state_matched_tokens": 0,
-            "miss_reason": "no_prefix",
-            "snapshots": np.sort(points[points >= 0]).tolist(),
+            "num_cached_tokens": note[CacheColumn.NUM_CACHED_TOKENS],
+            "num_kv_matched_tokens": note[CacheColumn.NUM_KV_MATCHED_TOKENS],
+            "num_state_matched_tokens": note[CacheColumn.NUM_STATE_MATCHED_TOKENS],
+            "miss_reason": reason if entered else None,
+            "snapshots": sorted(points),
             "chunks": run.chunk_end[mine].tolist(),
-            "num_preemptions": 0,
+            "num_preemptions": note[CacheColumn.NUM_PREEMPTIONS],
             "num_output_tokens": int(run.num_output_tokens[index]),
             "arrival_ms": int(run.arrival[index]) / PS_PER_MS,
             "ttft_ms": _or_none(first[index]),

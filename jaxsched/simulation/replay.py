@@ -9,6 +9,8 @@ import numpy as np
 
 from jaxsched.core.config import ChunkingPolicy, PlanError, Reason
 from jaxsched.scheduling.scheduler import schedule
+from jaxsched.simulation.cache_setup import CachePlan, cache_plan
+from jaxsched.simulation.cache_state import CacheColumn, CacheRun
 from jaxsched.simulation.replay_arrays import (
     ArrivalTimes,
     arrivals_arrays,
@@ -61,6 +63,15 @@ class Replay:
     chunk_start: np.ndarray  # i64[K]  tokens
     chunk_end: np.ndarray  # i64[K]
     chunk_points: np.ndarray  # i64[K, 1 + E]  points landed on, NO_ID padded
+    chunk_filed: np.ndarray  # i64[K, F]  of those, the ones the cache has now
+    notes: np.ndarray  # i64[N, CacheColumn]
+    num_evicted_blocks: int
+    num_evicted_snapshots: int
+    num_filed_snapshots: int  # copied into a slot; those known before are not
+
+    def note(self, column: CacheColumn) -> np.ndarray:
+        """A column of the notes, i64[N]."""
+        return self.notes[:, column]
 
 
 def replay(
@@ -87,14 +98,20 @@ def replay(
     refused = _refused(workload, config)
     entering = np.flatnonzero(~refused)
     check_ranges(workload, config, times, entering)
-    arrivals = arrivals_arrays(workload, config, times, entering)
+    plan = cache_plan(workload, config, entering)
+    arrivals = arrivals_arrays(workload, config, times, entering, plan)
     settings = run_settings(config, len(entering))
-    state = first_state(config, arrivals, workload)
-    window = window_size(workload, config, arrivals)
+    state = first_state(config, arrivals, workload, plan)
+    window = window_size(workload, config, arrivals, plan.num_rows)
     steps, chunks = [], []
     while True:
         state = run_steps(
-            arrivals, settings, state, config=config.scheduler(), window=window
+            arrivals,
+            settings,
+            state,
+            config=config.scheduler(),
+            window=window,
+            setup=plan.setup,
         )
         before = sum(len(part) for part in steps)
         logs = jax.device_get((state.steps, state.chunks))
@@ -115,7 +132,15 @@ def replay(
         )
     results = np.asarray(state.results)[: len(entering)]
     return _collect(
-        workload, config, times, entering, results, np.concatenate(steps), chunks
+        workload,
+        config,
+        times,
+        entering,
+        results,
+        np.concatenate(steps),
+        chunks,
+        state.cache,
+        plan,
     )
 
 
@@ -137,14 +162,19 @@ def _arrival_times(workload: Workload, config: ReplayConfig) -> ArrivalTimes:
 
 
 def _refused(workload: Workload, config: ReplayConfig) -> np.ndarray:
-    """Prompts that no step can hold, where prompts are not chunked; bool[N]."""
+    """Prompts that no step can hold, or the pool never; bool[N]."""
     limits = (config.max_num_batched_tokens, config.max_context_length)
     most = min((limit for limit in limits if limit), default=None)
     whole = config.scheduler().chunking_policy == ChunkingPolicy.NONE
     lengths = np.array([r.num_prompt_tokens for r in workload.requests])
-    if not whole or most is None:
-        return np.zeros(len(lengths), bool)
-    return lengths > most
+    refused = np.zeros(len(lengths), bool)
+    if config.kv_blocks:
+        outputs = np.array([r.max_new_tokens for r in workload.requests])
+        held = lengths + outputs + config.draft_tokens
+        refused |= held > config.kv_blocks * config.block_size
+    if whole and most is not None:
+        refused |= lengths > most
+    return refused
 
 
 def _why_stalled(
@@ -154,7 +184,7 @@ def _why_stalled(
     state: ReplayState,
     entering: np.ndarray,
 ) -> str:
-    table = prepare(settings, state.table)
+    table = prepare(settings, state.table, state.cache)
     plan = schedule(table, settings.budget, config.scheduler())
     error = PlanError(int(plan.error))
     if error:
@@ -178,6 +208,8 @@ def _collect(
     results: np.ndarray,
     steps: np.ndarray,
     chunks: list[np.ndarray],
+    cache: CacheRun,
+    plan: CachePlan,
 ) -> Replay:
     size = len(workload.requests)
 
@@ -196,6 +228,9 @@ def _collect(
     if config.sequential and len(entering):
         arrival[entering[1:]] = finish[entering[:-1]]
     entries = np.concatenate(chunks)
+    notes = np.zeros((size, len(CacheColumn)), np.int64)
+    notes[entering] = np.asarray(cache.notes)[: len(entering)]
+    filed = plan.setup.hybrid.num_points
     counts = steps.astype(np.int64)
     return Replay(
         workload=workload,
@@ -221,5 +256,10 @@ def _collect(
         chunk_request=entering[entries[:, ChunkColumn.REQUEST]],
         chunk_start=entries[:, ChunkColumn.START],
         chunk_end=entries[:, ChunkColumn.END],
-        chunk_points=entries[:, ChunkColumn.SNAPSHOT_POINT :],
+        chunk_points=entries[:, ChunkColumn.SNAPSHOT_POINT : -filed],
+        chunk_filed=entries[:, -filed:],
+        notes=notes,
+        num_evicted_blocks=int(cache.tables.num_evicted_blocks),
+        num_evicted_snapshots=int(cache.tables.num_evicted_snapshots),
+        num_filed_snapshots=int(cache.num_filed_snapshots),
     )

@@ -7,6 +7,9 @@ import numpy as np
 
 from jaxsched.core.build import bucket_size, request_table
 from jaxsched.core.config import MAX_COUNT, NO_ID
+from jaxsched.simulation.cache_setup import CachePlan
+from jaxsched.simulation.cache_state import cache_settings, first_run
+from jaxsched.simulation.cache_tokens import token_spans
 from jaxsched.simulation.replay_clock import (
     NEVER_PS,
     PS_PER_MS,
@@ -28,6 +31,9 @@ from jaxsched.simulation.workloads import Workload
 NUM_STEP_ENTRIES = 2048
 """Room of the step log; the loop comes back to the host when it is full."""
 
+NUM_LEARNED = 2
+"""Points of a request that the cache may ask for: where it parts, what was evicted."""
+
 _CHUNKS_PER_STEP = 4
 _SMALLEST_BUCKET = 16
 _SMALLEST_POINTS = 4
@@ -42,7 +48,11 @@ class ArrivalTimes(NamedTuple):
 
 
 def arrivals_arrays(
-    workload: Workload, config: ReplayConfig, times: ArrivalTimes, entering: np.ndarray
+    workload: Workload,
+    config: ReplayConfig,
+    times: ArrivalTimes,
+    entering: np.ndarray,
+    plan: CachePlan,
 ) -> Arrivals:
     """The requests that enter, padded to a bucket.
 
@@ -90,6 +100,7 @@ def arrivals_arrays(
         first_point=jnp.asarray(column(first, 0)),
         num_points=jnp.asarray(column(counts, 0)),
         points=jnp.asarray(np.array(points, np.int32)),
+        spans=token_spans(workload, entering if plan.setup.is_used else [], size),
     )
 
 
@@ -103,6 +114,12 @@ def run_settings(config: ReplayConfig, num_requests: int) -> Settings:
             per_token=jnp.uint32(config.token_ps),
             per_context=jnp.uint32(config.context_ps),
         ),
+        cache=cache_settings(
+            reads=config.prefix_caching,
+            learns_branches=config.branch_snapshots,
+            files_answers=config.answer_snapshots,
+            whole_batches=config.capacity_policy == "static_batch",
+        ),
         num_draft_tokens=jnp.int32(config.draft_tokens),
         num_accepted_tokens=jnp.int32(config.accepted_draft_tokens),
         sequential=jnp.asarray(config.sequential),
@@ -110,26 +127,29 @@ def run_settings(config: ReplayConfig, num_requests: int) -> Settings:
     )
 
 
-def window_size(workload: Workload, config: ReplayConfig, arrivals: Arrivals) -> int:
+def window_size(
+    workload: Workload, config: ReplayConfig, arrivals: Arrivals, num_rows: int
+) -> int:
     """How much of the queue `settle` looks at: all of it where it has holes."""
     requests = workload.requests
     holes = any(r.priority != requests[0].priority for r in requests)
     if not config.sequential:
         holes |= any(r.cancel_at_ns is not None for r in requests)
     size = arrivals.order.shape[0]
-    return size if holes else min(size, config.num_rows)
+    return size if holes else min(size, num_rows)
 
 
 def first_state(
-    config: ReplayConfig, arrivals: Arrivals, workload: Workload
+    config: ReplayConfig, arrivals: Arrivals, workload: Workload, plan: CachePlan
 ) -> ReplayState:
     """An empty table at time 0, before anything has arrived."""
-    num_rows, size = config.num_rows, arrivals.order.shape[0]
+    num_rows, size = plan.num_rows, arrivals.order.shape[0]
     requested = max(len(r.snapshot_points) for r in workload.requests)
-    requested = bucket_size(requested, smallest=_SMALLEST_POINTS)
+    requested = bucket_size(requested, smallest=_SMALLEST_POINTS) + NUM_LEARNED
     rules = config.snapshot_rules()
     offsets = rules.from_start.shape[0] + rules.from_end.shape[0]
     emitted = config.scheduler().num_emit_columns
+    columns = emitted + plan.setup.hybrid.num_points
     num_chunks = _CHUNKS_PER_STEP * NUM_STEP_ENTRIES + num_rows
 
     def never_rows() -> Ticks:
@@ -154,7 +174,14 @@ def first_state(
         num_ended=jnp.int32(0),
         steps=jnp.zeros((NUM_STEP_ENTRIES, len(StepColumn)), jnp.uint32),
         num_step_entries=jnp.int32(0),
-        chunks=jnp.zeros((num_chunks, ChunkColumn.EMIT_POINTS + emitted), jnp.int32),
+        chunks=jnp.zeros((num_chunks, ChunkColumn.EMIT_POINTS + columns), jnp.int32),
         num_chunk_entries=jnp.int32(0),
         stalled=jnp.asarray(False),
+        cache=first_run(
+            plan.setup,
+            num_rows=num_rows,
+            num_requests=size,
+            num_blocks=plan.num_blocks,
+            num_snapshots=plan.num_snapshots,
+        ),
     )

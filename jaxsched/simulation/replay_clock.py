@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsched.core.config import MAX_COUNT
+
 Array = jax.Array
 
 PS_PER_MS = 10**9
@@ -28,6 +30,7 @@ MAX_STEP_PS = 2**50
 MAX_JUMP = 4096
 """Steps of one jump at most."""
 
+_MS_SHIFT, _MS_ODD, _DIGIT = 9, 1_953_125, 11
 _WORD = 64  # MAX_JUMP is searched in two rounds of this many candidates
 
 
@@ -164,3 +167,31 @@ def _count_early(
     early = less(over, gap) & (counts < limit)
     # Past the limit a cost may have wrapped, which must not count as early again.
     return jnp.sum(early.astype(jnp.int32))
+
+
+def milliseconds(time: Ticks) -> Array:
+    """Whole milliseconds, rounded down and held at MAX_COUNT; i32[N].
+
+    A long division in digits of 11 bits: 10**9 = 2**9 * 1953125.
+    """
+    top = time.hi >> jnp.uint32(_MS_SHIFT)
+    low = (time.hi << jnp.uint32(32 - _MS_SHIFT)) | (time.lo >> jnp.uint32(_MS_SHIFT))
+    digit = jnp.uint32((1 << _DIGIT) - 1)
+    digits = (
+        top >> jnp.uint32(12),
+        (top >> jnp.uint32(1)) & digit,
+        ((top & jnp.uint32(1)) << jnp.uint32(10)) | (low >> jnp.uint32(22)),
+        (low >> jnp.uint32(11)) & digit,
+        low & digit,
+    )
+    rest = jnp.zeros_like(low)
+    over = jnp.zeros_like(low)
+    quotient = jnp.zeros_like(low)
+    for value in digits:
+        rest = (rest << jnp.uint32(_DIGIT)) | value
+        over = over | (quotient >> jnp.uint32(32 - _DIGIT))
+        quotient = (quotient << jnp.uint32(_DIGIT)) + rest // jnp.uint32(_MS_ODD)
+        rest = rest % jnp.uint32(_MS_ODD)
+    most = jnp.uint32(MAX_COUNT)
+    held = jnp.where(over > 0, most, jnp.minimum(quotient, most))
+    return held.astype(jnp.int32)

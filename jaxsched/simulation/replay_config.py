@@ -6,6 +6,8 @@ import numbers
 from collections.abc import Sequence
 from decimal import Decimal
 
+from jaxsched.cache.configuration import CAPACITY_POLICIES
+from jaxsched.cache.eviction import Eviction
 from jaxsched.core.build import MAX_DRAFT_TOKENS, bucket_size, budget, budget_limits
 from jaxsched.core.config import MAX_COUNT, Rules, SchedulerConfig
 from jaxsched.core.host import check_count, check_counts, check_flag
@@ -15,6 +17,9 @@ from jaxsched.simulation.replay_clock import PS_PER_MS, PS_PER_NS, PS_PER_US
 
 MAX_ROWS = 2**16
 """Most rows of the request table."""
+
+EVICTIONS = tuple(str(name) for name in Eviction if name != Eviction.CLAIRVOYANT)
+"""Policies that need not be told the future."""
 
 _MAX_COST_PS = 2**32 - 1
 _MAX_BASE_PS = 2**49
@@ -44,6 +49,22 @@ class ReplayConfig:
       max_context_length: of a chunk; 0: no limit.
       snapshot_interval, snapshot_from_start, snapshot_from_end, save_last,
         prefix_caching: where snapshots are due, see `snapshot_rules`.
+      branch_snapshots: also where a prompt leaves one that is stored, and where a state
+        was that would be hit had it not been evicted: a system prompt costs two
+        requests, whatever its length.
+      answer_snapshots: also at the end of every answer: the next turn starts there.
+      kv_blocks: of the pool; 0: unlimited.
+      state_slots: snapshots kept at a time; 0: unlimited. The states of the requests
+        that run come on top.
+      pages_per_snapshot: 0: snapshots have slots of their own. Else blocks of the KV
+        pool that each takes, so that eviction decides the split.
+      state_tokens: bytes of a snapshot in KV tokens, for policies that weigh them; 0:
+        pages_per_snapshot blocks, or one block.
+      eviction: see `Eviction`; all but `clairvoyant`.
+      capacity_policy: `guaranteed_no_evict` reserves prompt and answer at admission,
+        `max_utilization` lets rows take blocks as they go and preempts the last one
+        where there are none, `static_batch` admits only when nothing runs,
+        `max_requests` looks at max_num_seqs alone.
       draft_tokens: proposed for every decode in every step.
       accepted_draft_tokens: of those that the budget kept, confirmed in every step.
       rate_scale: arrivals come this many times as fast.
@@ -68,6 +89,14 @@ class ReplayConfig:
     snapshot_from_end: Sequence[int] = ()
     save_last: bool = False
     prefix_caching: bool = True
+    branch_snapshots: bool = True
+    answer_snapshots: bool = True
+    kv_blocks: int = 0
+    state_slots: int = 0
+    pages_per_snapshot: int = 0
+    state_tokens: int = 0
+    eviction: str = "reuse_density"
+    capacity_policy: str = "guaranteed_no_evict"
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     rate_scale: float = 1.0
@@ -80,8 +109,9 @@ class ReplayConfig:
         for name in ("snapshot_from_start", "snapshot_from_end"):
             offsets = tuple(check_counts(name, getattr(self, name)))
             object.__setattr__(self, name, offsets)
-        for name in ("save_last", "prefix_caching", "sequential"):
+        for name in _FLAGS:
             check_flag(name, getattr(self, name))
+        self._check_cache()
         check_count("block_size", self.block_size, low=1)
         check_count("max_num_seqs", self.max_num_seqs, low=1, high=MAX_ROWS)
         check_count("snapshot_interval", self.snapshot_interval)
@@ -104,6 +134,30 @@ class ReplayConfig:
         if self.base_ps < 1:
             raise ValueError(f"step_ms must be above 0, got {self.step_ms!r}")
 
+    def _check_cache(self) -> None:
+        for name in ("kv_blocks", "state_slots", "pages_per_snapshot", "state_tokens"):
+            check_count(name, getattr(self, name))
+        for name, known in (
+            ("eviction", EVICTIONS),
+            ("capacity_policy", CAPACITY_POLICIES),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(known)}, got {value!r}"
+                )
+        pages = self.pages_per_snapshot
+        if pages and not self.kv_blocks:
+            raise ValueError(
+                f"pages_per_snapshot={pages} shares the KV pool, so kv_blocks must say "
+                "how large it is"
+            )
+        if pages > self.kv_blocks:
+            raise ValueError(
+                f"pages_per_snapshot must be at most kv_blocks={self.kv_blocks}, "
+                f"got {pages}"
+            )
+
     def _check_number(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -124,11 +178,6 @@ class ReplayConfig:
     def unit(self) -> int:
         """Tokens; chunks that a limit cuts end on its multiples."""
         return self.block_size if self.chunk_unit is None else self.chunk_unit
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the request table."""
-        return bucket_size(self.max_num_seqs)
 
     @property
     def base_ps(self) -> int:
@@ -172,6 +221,10 @@ class ReplayConfig:
         )
 
 
+_FLAGS = (
+    *("save_last", "prefix_caching", "sequential"),
+    *("branch_snapshots", "answer_snapshots"),
+)
 _COSTS = (
     ("step_ms", PS_PER_MS, _MAX_BASE_PS),
     ("token_us", PS_PER_US, _MAX_COST_PS),

@@ -12,12 +12,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsched.core.config import Phase, SchedulerConfig
+from jaxsched.core.config import NO_ID, Phase, SchedulerConfig
 from jaxsched.core.masking import count_before
 from jaxsched.core.plan import Plan
 from jaxsched.core.requests import RequestTable
 from jaxsched.scheduling.scheduler import advance, schedule
 from jaxsched.scheduling.snapshots import publish
+from jaxsched.simulation.cache_state import CacheColumn, CacheRun, CacheSetup
+from jaxsched.simulation.cache_steps import (
+    commit_step,
+    make_space,
+    plan_points,
+    room_of,
+)
 from jaxsched.simulation.replay_clock import (
     MAX_JUMP,
     Ticks,
@@ -39,7 +46,9 @@ Array = jax.Array
 
 
 @functools.partial(
-    jax.jit, static_argnames=("config", "window"), donate_argnames=("state",)
+    jax.jit,
+    static_argnames=("config", "window", "setup"),
+    donate_argnames=("state",),
 )
 def run_steps(
     arrivals: Arrivals,
@@ -48,6 +57,7 @@ def run_steps(
     *,
     config: SchedulerConfig,
     window: int,
+    setup: CacheSetup,
 ) -> ReplayState:
     """Runs until every request has ended, a log is full, or nothing can run.
 
@@ -57,6 +67,7 @@ def run_steps(
       state: donated; the entry counts of its logs say where to write on.
       config: static.
       window: see `settle`; static.
+      setup: of the cache; static.
     """
 
     def goes_on(state: ReplayState) -> Array:
@@ -68,19 +79,26 @@ def run_steps(
     def body(state: ReplayState) -> ReplayState:
         state = lax.while_loop(
             lambda state: has_events(arrivals, settings, state),
-            lambda state: settle(arrivals, settings, state, window),
+            lambda state: settle(arrivals, settings, state, window, setup),
             state,
         )
-        return _step(arrivals, settings, state, config)
+        if setup.grows:
+            state = make_space(arrivals, settings, state, setup)
+        return _step(arrivals, settings, state, config, setup)
 
     return lax.while_loop(goes_on, body, state)
 
 
-def prepare(settings: Settings, table: RequestTable) -> RequestTable:
+def prepare(settings: Settings, table: RequestTable, run: CacheRun) -> RequestTable:
     """The table as it is planned: drafts proposed, snapshot points published."""
     decoding = table.phase == Phase.DECODE
     drafts = jnp.where(decoding, settings.num_draft_tokens, 0)
-    return publish(table.replace(num_draft_tokens=drafts), settings.rules)
+    # A request that was preempted computes its answer so far as if it were prompt, but
+    # its snapshot points are still those of its own prompt.
+    answered = run.note(table.request_id, CacheColumn.NUM_RESUMED_OUTPUTS)
+    prompt = table.num_prompt_tokens
+    table = table.replace(num_draft_tokens=drafts, num_prompt_tokens=prompt - answered)
+    return publish(table, settings.rules).replace(num_prompt_tokens=prompt)
 
 
 def _step(
@@ -88,30 +106,38 @@ def _step(
     settings: Settings,
     state: ReplayState,
     config: SchedulerConfig,
+    setup: CacheSetup,
 ) -> ReplayState:
     """One plan, carried out once or, if it would not change, several times."""
-    table = prepare(settings, state.table)
+    table = prepare(settings, state.table, state.cache)
     plan = schedule(table, settings.budget, config)
     event = earlier(next_arrival(arrivals, settings, state), state.next_deadline)
     confirmed = jnp.minimum(plan.num_draft_tokens, settings.num_accepted_tokens)
     rate = jnp.where(plan.decode_mask, 1 + confirmed, 0)
-    repeats, duration = _stretch(settings, state, table, plan, rate, event)
+    repeats, duration = _stretch(settings, state, table, plan, rate, event, setup)
 
     ran = plan.num_seqs > 0
     waits = less(event, never())
     idle_until = select(waits, event, state.clock)
     clock = select(ran, add(state.clock, duration), idle_until)
     left = table.max_new_tokens - table.num_output_tokens
+    after = advance(
+        table,
+        plan,
+        num_accepted_tokens=jnp.minimum(repeats * rate, left) - 1,
+        num_draft_tokens=jnp.zeros_like(rate),
+    )
+    points = plan_points(plan, config)
+    run, filed = state.cache, jnp.zeros(points.shape, bool)
+    if setup.is_used:
+        run, filed = commit_step(settings, run, after, points, clock, setup)
     state = _log_step(state, plan, repeats, duration)
-    state = _log_chunks(state, table, plan)
+    state = _log_chunks(state, table, plan, points, filed)
+    is_first = plan.is_last_chunk & ~less(state.first_token, never())
     return state.replace(
-        table=advance(
-            table,
-            plan,
-            num_accepted_tokens=jnp.minimum(repeats * rate, left) - 1,
-            num_draft_tokens=jnp.zeros_like(rate),
-        ),
-        first_token=select(plan.is_last_chunk, clock, state.first_token),
+        table=after,
+        cache=run,
+        first_token=select(is_first, clock, state.first_token),
         clock=clock,
         num_step_entries=state.num_step_entries + ran.astype(jnp.int32),
         stalled=~ran & ~waits & (state.num_ended < settings.num_requests),
@@ -131,6 +157,7 @@ def _stretch(
     plan: Plan,
     rate: Array,
     event: Ticks,
+    setup: CacheSetup,
 ) -> tuple[Array, Ticks]:
     """How often the plan is carried out before it can change, and what that takes."""
     scheduled = plan.scheduled_mask
@@ -143,6 +170,8 @@ def _stretch(
 
     left = table.max_new_tokens - table.num_output_tokens
     steps_left = (left + rate - 1) // jnp.maximum(rate, 1)
+    if setup.grows:
+        steps_left = jnp.minimum(steps_left, room_of(settings, state, setup))
     limit = jnp.min(jnp.where(plan.decode_mask, steps_left, MAX_JUMP))
     limit = jnp.clip(limit, 1, MAX_JUMP)
     repeats = lax.cond(
@@ -169,15 +198,20 @@ def _log_step(
     )
 
 
-def _log_chunks(state: ReplayState, table: RequestTable, plan: Plan) -> ReplayState:
-    """Appends an entry for every chunk of a prompt."""
+def _log_chunks(
+    state: ReplayState, table: RequestTable, plan: Plan, points: Array, filed: Array
+) -> ReplayState:
+    """Appends an entry for every chunk of a prompt; points and filed are [R, F]."""
     mask = plan.prefill_mask
     start = table.num_computed_tokens
     columns = (
         *(jnp.broadcast_to(state.num_step_entries, mask.shape), table.request_id),
         *(start, start + plan.num_scheduled_tokens, plan.snapshot_point),
     )
-    entries = jnp.concatenate([jnp.stack(columns, axis=1), plan.emit_points], axis=1)
+    kept = jnp.where(filed, points, NO_ID)
+    entries = jnp.concatenate(
+        [jnp.stack(columns, axis=1), plan.emit_points, kept], axis=1
+    )
     place = jnp.where(
         mask, state.num_chunk_entries + count_before(mask), state.chunks.shape[0]
     )

@@ -11,12 +11,20 @@ from jax import lax
 from jaxsched.core.config import MAX_COUNT, NO_ID, Phase
 from jaxsched.core.masking import first_true, iota
 from jaxsched.core.requests import RequestTable
+from jaxsched.simulation.cache_admission import (
+    Seats,
+    empty_seats,
+    enter_cache,
+    leave_cache,
+)
+from jaxsched.simulation.cache_state import CacheColumn, CacheSetup
 from jaxsched.simulation.replay_clock import (
     Ticks,
     add,
     earlier,
     earliest,
     less,
+    milliseconds,
     never,
     select,
 )
@@ -24,6 +32,7 @@ from jaxsched.simulation.replay_state import (
     Arrivals,
     FinishReason,
     ReplayState,
+    ResultColumn,
     Settings,
 )
 
@@ -47,7 +56,11 @@ def has_events(arrivals: Arrivals, settings: Settings, state: ReplayState) -> Ar
 
 
 def settle(
-    arrivals: Arrivals, settings: Settings, state: ReplayState, window: int
+    arrivals: Arrivals,
+    settings: Settings,
+    state: ReplayState,
+    window: int,
+    setup: CacheSetup,
 ) -> ReplayState:
     """Releases rows that ended, lets requests arrive, and fills the free rows.
 
@@ -57,8 +70,9 @@ def settle(
       state: rows may be finished, requests may be due.
       window: places of `Arrivals.order` that are looked at; static. All of them, or,
         where requests leave the queue only in order, as many as there are rows.
+      setup: of the cache; static.
     """
-    state = _release(arrivals, state)
+    state = _release(arrivals, state, setup)
     state = _let_arrive(arrivals, settings, state)
     queue = arrivals.order.at[state.head + iota(window)].get(
         mode="fill", fill_value=arrivals.order.shape[0] - 1
@@ -68,7 +82,7 @@ def settle(
     given_up = waiting & ~less(state.clock, due) & ~settings.sequential
     state = _record_given_up(state, queue, given_up)
     waiting &= ~given_up
-    state, admitted = _admit(arrivals, settings, state, queue, waiting)
+    state, admitted = _admit(arrivals, settings, state, queue, waiting, setup)
     waiting &= ~admitted
 
     left = state.left_queue[queue]
@@ -98,23 +112,29 @@ def _turn_comes(settings: Settings, state: ReplayState) -> Array:
     return settings.sequential & more & ~jnp.any(_living(state.table.phase))
 
 
-def _release(arrivals: Arrivals, state: ReplayState) -> ReplayState:
+def _release(arrivals: Arrivals, state: ReplayState, setup: CacheSetup) -> ReplayState:
     """Writes the results of rows that ended and empties them."""
     table, num_rows = state.table, state.table.num_rows
     finished = table.phase == Phase.FINISHED
     expired = _living(table.phase) & ~less(state.clock, state.deadline)
     gone = finished | expired
     reason = jnp.where(finished, FinishReason.LENGTH, FinishReason.CANCELLED)
+    run = state.cache
+    answered = run.note(table.request_id, CacheColumn.NUM_RESUMED_OUTPUTS)
+    outputs = table.num_output_tokens + answered
+    if setup.is_used:
+        run = leave_cache(run, gone, setup)
     columns = (
         *(state.admitted.hi, state.admitted.lo),
         *(state.first_token.hi, state.first_token.lo),
         *(state.clock.hi, state.clock.lo),
-        *(table.num_output_tokens, table.num_computed_tokens, reason),
+        *(outputs, table.num_computed_tokens, reason),
     )
     rows = [jnp.broadcast_to(c, (num_rows,)).astype(jnp.uint32) for c in columns]
     nowhere = state.results.shape[0]
     place = jnp.where(gone, table.request_id, nowhere)
     return state.replace(
+        cache=run,
         table=table.replace(phase=jnp.where(gone, Phase.EMPTY, table.phase)),
         results=state.results.at[place].set(jnp.stack(rows, axis=1), mode="drop"),
         num_ended=state.num_ended + jnp.sum(gone.astype(jnp.int32)),
@@ -139,14 +159,18 @@ def _record_given_up(state: ReplayState, queue: Array, given_up: Array) -> Repla
     """Writes the results of requests whose client left while they waited."""
     nowhere = state.results.shape[0]
     place = jnp.where(given_up, queue, nowhere)
-    late = never()
-    row = jnp.stack(
-        [
-            *(late.hi, late.lo, late.hi, late.lo, state.clock.hi, state.clock.lo),
-            *(jnp.uint32(0), jnp.uint32(0), jnp.uint32(FinishReason.CANCELLED)),
-        ]
-    )
-    rows = jnp.broadcast_to(row, (queue.shape[0], row.shape[0]))
+    late, run = never(), state.cache
+    # One that was preempted keeps what it had.
+    was_here = run.note(queue, CacheColumn.NUM_PREEMPTIONS) > 0
+    columns = [
+        *(late.hi, late.lo, late.hi, late.lo, state.clock.hi, state.clock.lo),
+        run.note(queue, CacheColumn.NUM_RESUMED_OUTPUTS).astype(jnp.uint32),
+        run.note(queue, CacheColumn.NUM_REACHED_TOKENS).astype(jnp.uint32),
+        jnp.uint32(FinishReason.CANCELLED),
+    ]
+    rows = jnp.stack([jnp.broadcast_to(c, queue.shape) for c in columns], axis=1)
+    times = iota(len(columns))[None, :] <= ResultColumn.FIRST_TOKEN_LO
+    rows = jnp.where(was_here[:, None] & times, state.results[queue], rows)
     return state.replace(
         results=state.results.at[place].set(rows, mode="drop"),
         left_queue=state.left_queue.at[place].set(True, mode="drop"),
@@ -160,16 +184,27 @@ def _admit(
     state: ReplayState,
     queue: Array,
     waiting: Array,
+    setup: CacheSetup,
 ) -> tuple[ReplayState, Array]:
     """Seats the most urgent waiting requests in free rows; and which of the queue."""
     num_rows = state.table.num_rows
     living = _living(state.table.phase)
     free = settings.budget.max_num_seqs - jnp.sum(living.astype(jnp.int32))
     place = jnp.cumsum(waiting.astype(jnp.int32))  # 1 for the most urgent
-    admitted = waiting & (place <= free)
     seats = iota(num_rows)
     chosen = queue.at[jnp.searchsorted(place, seats + 1)].get(mode="clip")
-    seated = seats < jnp.minimum(free, place[-1])
+    free = jnp.minimum(free, place[-1])
+    taken = empty_seats(num_rows)
+    if setup.is_used:
+        waits = state.cache.is_closed | settings.cache.whole_batches
+        free = jnp.where(waits & jnp.any(living), 0, free)
+        now = milliseconds(state.clock)
+        run, taken, free = enter_cache(
+            arrivals, settings, state.cache, chosen, free, now, setup
+        )
+        state = state.replace(cache=run)
+    admitted = waiting & (place <= free)
+    seated = seats < free
 
     nowhere = state.left_queue.shape[0]
     left = state.left_queue.at[jnp.where(seated, chosen, nowhere)].set(
@@ -183,7 +218,7 @@ def _admit(
         (jnp.concatenate(ranks), iota(2 * num_rows)), num_keys=1, is_stable=True
     )
     rank, source = rank[:num_rows], source[:num_rows]
-    state = _arrange(arrivals, settings, state, rank, source, chosen)
+    state = _arrange(arrivals, settings, state, rank, source, chosen, taken)
     return state.replace(left_queue=left), admitted
 
 
@@ -194,6 +229,7 @@ def _arrange(
     rank: Array,
     source: Array,
     chosen: Array,
+    seats: Seats,
 ) -> ReplayState:
     """Puts rows in their new order: rows that stay, and requests that enter.
 
@@ -204,16 +240,28 @@ def _arrange(
       rank: i32[R], of each new row; _LAST: nobody.
       source: i32[R], where each new row comes from: an old row, or R + a newcomer.
       chosen: i32[R], the newcomers' requests.
+      seats: where they stand in the cache.
     """
     table, num_rows = state.table, state.table.num_rows
     taken, stays = rank < _LAST, source < num_rows
     old = jnp.minimum(source, num_rows - 1)
-    newcomer = chosen[jnp.maximum(source - num_rows, 0)]
-    request = jnp.where(stays, table.request_id[old], newcomer)
+    nth = jnp.maximum(source - num_rows, 0)
+    request = jnp.where(stays, table.request_id[old], chosen[nth])
     request = jnp.where(taken, request, arrivals.rank.shape[0] - 1)
 
     def carry(values: Array, fresh: Array | int) -> Array:
         return jnp.where(stays & taken, values[old], fresh)
+
+    run = state.cache
+    cached = carry(table.num_cached_tokens, seats.num_cached_tokens[nth])
+    learned = jnp.where((stays & taken)[:, None], run.learned[old], seats.learned[nth])
+    answered = run.note(request, CacheColumn.NUM_RESUMED_OUTPUTS)
+    was_here = run.note(request, CacheColumn.NUM_PREEMPTIONS) > 0
+    points = _points_of(arrivals, request, table)
+    before = state.results[request]
+
+    def noted(hi: ResultColumn, lo: ResultColumn, otherwise: Ticks) -> Ticks:
+        return select(was_here, Ticks(before[:, hi], before[:, lo]), otherwise)
 
     def carry_ticks(values: Ticks, fresh: Ticks) -> Ticks:
         return Ticks(carry(values.hi, fresh.hi), carry(values.lo, fresh.lo))
@@ -226,24 +274,35 @@ def _arrange(
         table=table.replace(
             request_id=jnp.where(taken, request, NO_ID),
             phase=jnp.where(taken, carry(table.phase, Phase.PREFILL), Phase.EMPTY),
-            num_prompt_tokens=arrivals.num_prompt_tokens[request],
-            num_computed_tokens=carry(table.num_computed_tokens, 0),
+            num_prompt_tokens=arrivals.num_prompt_tokens[request] + answered,
+            num_computed_tokens=carry(table.num_computed_tokens, cached),
+            num_cached_tokens=cached,
             num_output_tokens=carry(table.num_output_tokens, 0),
-            max_new_tokens=arrivals.max_new_tokens[request],
+            max_new_tokens=arrivals.max_new_tokens[request] - answered,
             lora_id=arrivals.lora_id[request],
             priority=arrivals.priority[request],
             arrival=arrivals.arrival_ms[request],
-            requested_points=_points_of(arrivals, request, table),
+            requested_points=jnp.concatenate([points, learned], axis=1),
         ),
-        admitted=carry_ticks(state.admitted, state.clock),
-        first_token=carry_ticks(state.first_token, never()),
+        cache=run.replace(row=carry(run.row, seats.row[nth]), learned=learned),
+        admitted=carry_ticks(
+            state.admitted,
+            noted(ResultColumn.ADMITTED_HI, ResultColumn.ADMITTED_LO, state.clock),
+        ),
+        first_token=carry_ticks(
+            state.first_token,
+            noted(ResultColumn.FIRST_TOKEN_HI, ResultColumn.FIRST_TOKEN_LO, never()),
+        ),
         deadline=carry_ticks(state.deadline, due),
     )
 
 
 def _points_of(arrivals: Arrivals, request: Array, table: RequestTable) -> Array:
-    """The points that the callers of some requests chose, i32[R, C], NO_ID padded."""
-    column = iota(table.requested_points.shape[1])[None, :]
+    """The points that the callers of some requests chose, i32[R, C], NO_ID padded.
+
+    The last two columns of the table's own are kept for what the cache asks for.
+    """
+    column = iota(table.requested_points.shape[1] - 2)[None, :]
     entry = arrivals.first_point[request][:, None] + column
     points = arrivals.points.at[entry].get(mode="clip")
     return jnp.where(column < arrivals.num_points[request][:, None], points, NO_ID)

@@ -12,6 +12,8 @@ import jax
 from jaxsched.core.plan import Budget
 from jaxsched.core.requests import RequestTable
 from jaxsched.scheduling.snapshots import SnapshotRules
+from jaxsched.simulation.cache_state import CacheRun, CacheSettings
+from jaxsched.simulation.cache_tokens import TokenSpans
 from jaxsched.simulation.replay_clock import CostLine, Ticks
 
 Array = jax.Array
@@ -40,7 +42,7 @@ class StepColumn(enum.IntEnum):
 
 
 class ChunkColumn(enum.IntEnum):
-    """Columns of the chunk log, i32; the emitted points follow."""
+    """Columns of the chunk log, i32; behind them what was filed of the 1 + E points."""
 
     STEP = 0  # index into the step log
     REQUEST = 1
@@ -84,6 +86,7 @@ class Arrivals:
     first_point: Array  # i32[N]  where its points begin in `points`
     num_points: Array  # i32[N]
     points: Array  # i32[P]
+    spans: TokenSpans
 
 
 @jax.tree_util.register_dataclass
@@ -94,6 +97,7 @@ class Settings:
     budget: Budget
     rules: SnapshotRules
     cost: CostLine
+    cache: CacheSettings
     num_draft_tokens: Array  # i32[]  proposed for every decode
     num_accepted_tokens: Array  # i32[]  of the kept ones, confirmed in every step
     sequential: Array  # bool[]  one request after the other
@@ -118,9 +122,10 @@ class ReplayState:
     num_ended: Array  # i32[]
     steps: Array  # u32[L, StepColumn]
     num_step_entries: Array  # i32[]
-    chunks: Array  # i32[K, 5 + E]
+    chunks: Array  # i32[K, 5 + E + 1 + E]
     num_chunk_entries: Array  # i32[]
     stalled: Array  # bool[]  nothing can run and nothing more will come
+    cache: CacheRun
 
     def replace(self, **fields) -> "ReplayState":
         """A copy with some fields exchanged."""

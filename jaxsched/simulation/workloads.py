@@ -68,7 +68,7 @@ class Workload:
     num_dropped: int = 0
 
     @functools.cached_property
-    def _first_ids(self) -> np.ndarray:
+    def first_ids(self) -> np.ndarray:
         """The token id at position 0 of every stream, i64[streams].
 
         Streams get disjoint ranges of ids, above every id that was given literally.
@@ -104,7 +104,7 @@ class Workload:
             if span.stream in self.literals:
                 parts.append(self.literals[span.stream][low:end])
             else:
-                first = int(self._first_ids[span.stream])
+                first = int(self.first_ids[span.stream])
                 parts.append(np.arange(first + low, first + end, dtype=np.int32))
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
