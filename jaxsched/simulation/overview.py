@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from jaxsched.simulation.overview_series import Series, series
 from jaxsched.simulation.overview_tiles import Tile, headline, tiles
@@ -61,7 +61,7 @@ def _draw_head(figure: Figure, run: Replay, shown: list[Tile]) -> None:
     for at, tile in enumerate(shown):
         left = 0.02 + at * width
         figure.text(left, 0.885, tile.value, fontsize=17, color=INK, weight="bold")
-        figure.text(left, 0.863, tile.label, fontsize=8.5, color=MUTED)
+        figure.text(left, 0.876, tile.label, fontsize=8.5, color=MUTED, va="top")
 
 
 def _title(axes: Axes, text: str, unit: str = "") -> None:
@@ -83,6 +83,7 @@ def _legend(axes: Axes, columns: int) -> None:
         frameon=False,
         fontsize=8,
         handlelength=1.0,
+        markerscale=1.6,
         columnspacing=1.0,
         borderaxespad=0.1,
         labelcolor=MUTED,
@@ -91,6 +92,17 @@ def _legend(axes: Axes, columns: int) -> None:
 
 def _thousands(axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def _logarithmic(axis) -> None:
+    """A logarithmic scale whose numbers are written out."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    low, high = axis.get_view_interval()
+    # Over several decades only powers of ten have room.
+    steps = (1.0,) if high > 2000 * low else (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def _draw_tokens(axes: Axes, found: Series, with_hits: bool) -> None:
@@ -173,7 +185,7 @@ def _draw_times(axes: Axes, run: Replay, found: Series) -> None:
         color=PREFILL,
         rasterized=True,
     )
-    axes.set_yscale("log")
+    _logarithmic(axes.yaxis)
 
 
 def _draw_spread(
@@ -192,7 +204,6 @@ def _draw_spread(
         low, high = low / 1.2, high * 1.2
     bins = np.geomspace(low, high, min(50, 8 + int(len(values) ** 0.5)))
     axes.hist(values, bins=bins, color=ADMITTED, edgecolor="white", linewidth=0.4)
-    axes.set_xscale("log")
     axes.set_ylim(0, axes.get_ylim()[1] * 1.22)
     for at, (percentile, label) in enumerate(_MARKS):
         value = float(np.percentile(values, percentile))
@@ -209,32 +220,45 @@ def _draw_spread(
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
         )
     if limit is not None:
+        _draw_limit(axes, limit, low, high)
+    _logarithmic(axes.xaxis)
+
+
+def _draw_limit(axes: Axes, limit: float, low: float, high: float) -> None:
+    """A line where the limit is; only a word where it lies far from all values."""
+    if low / 3 <= limit <= 3 * high:
         axes.axvline(limit, color=ACCENT, linewidth=1.4)
-        axes.annotate(
-            f"limit {_short(limit)}",
-            (limit, 0.5),
-            xycoords=("data", "axes fraction"),
-            xytext=(-3, 0),
-            textcoords="offset points",
-            rotation=90,
-            fontsize=7.5,
-            color=ACCENT,
-            ha="right",
-            va="center",
-        )
+        place, turn, text = (limit, 0.5), 90, f"limit {_short(limit)}"
+        coordinates = ("data", "axes fraction")
+    else:
+        arrow = "\u2192" if limit > high else "\u2190"
+        place, turn = (0.97, 0.5), 0
+        text, coordinates = f"limit {_short(limit)} {arrow}", "axes fraction"
+    axes.annotate(
+        text,
+        place,
+        xycoords=coordinates,
+        xytext=(-3, 0),
+        textcoords="offset points",
+        rotation=turn,
+        fontsize=7.5,
+        color=ACCENT,
+        ha="right",
+        va="center",
+    )
 
 
 def _draw_scatter(axes: Axes, found: Series, with_hits: bool) -> None:
-    _title(axes, "Time to first token, by prompt", "ms")
+    _title(axes, "First token by prompt", "ms")
     axes.set_xlabel("prompt tokens", fontsize=8, color=MUTED)
     known = ~np.isnan(found.ttft_ms)
     if not known.any():
         _say(axes, "no request got a token")
         return
     hit = found.cached_tokens > 0
-    groups = [(known & ~hit, PREFILL, "computed whole")]
+    groups = [(known & ~hit, PREFILL, "computed")]
     if with_hits:
-        groups.append((known & hit, CACHED, "partly from the cache"))
+        groups.append((known & hit, CACHED, "in part cached"))
     for mine, colour, name in groups:
         axes.plot(
             found.prompt_tokens[mine],
@@ -248,10 +272,10 @@ def _draw_scatter(axes: Axes, found: Series, with_hits: bool) -> None:
             label=name,
             rasterized=True,
         )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    _logarithmic(axes.xaxis)
+    _logarithmic(axes.yaxis)
     if with_hits:
-        _legend(axes, 1)
+        _legend(axes, 2)
 
 
 def _opacity(number: int) -> float:

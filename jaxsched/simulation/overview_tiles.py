@@ -37,19 +37,21 @@ def tiles(run: Replay, found: Series, limits: dict[str, float]) -> list[Tile]:
     """The figures at the top."""
     figures = found.figures
     shown = [
-        Tile(f"{figures['num_finished']:,}", "requests finished"),
-        Tile(_number(figures["requests_per_s"], 2), "requests a second"),
-        Tile(_number(figures["output_tokens_per_s"], 0), "output tokens a second"),
-        Tile(_pair(figures, "ttft_ms"), "ms to first token, p50 | p90"),
-        Tile(_pair(figures, "tpot_ms"), "ms per output token, p50 | p90"),
+        Tile(f"{figures['num_finished']:,}", "requests\nfinished"),
+        Tile(_number(figures["requests_per_s"], 2), "requests\na second"),
+        Tile(_number(figures["output_tokens_per_s"], 0), "output tokens\na second"),
+        Tile(_pair(figures, "ttft_ms"), "ms to first token,\np50 | p90"),
+        Tile(_pair(figures, "tpot_ms"), "ms per output token,\np50 | p90"),
     ]
     if found.has_hits:
         entered = ~np.isnan(found.ttft_ms)
         prompts = int(found.prompt_tokens[entered].sum())
         share = found.cached_tokens[entered].sum() / prompts if prompts else 0.0
-        shown.append(Tile(f"{100 * share:.1f} %", "of prompt tokens cached"))
+        shown.append(Tile(f"{100 * share:.1f} %", "of prompt tokens\nfrom the cache"))
     if figures["budget_use"] is not None:
-        shown.append(Tile(f"{100 * figures['budget_use']:.0f} %", "of the budget used"))
+        shown.append(
+            Tile(f"{100 * figures['budget_use']:.1f} %", "of the token\nbudget used")
+        )
     if limits:
         good = goodput(run, **limits)
         shown.append(Tile(f"{100 * good['good_share']:.1f} %", _kept(limits)))
@@ -59,7 +61,7 @@ def tiles(run: Replay, found: Series, limits: dict[str, float]) -> list[Tile]:
 def _kept(limits: dict[str, float]) -> str:
     names = {"ttft_ms": "first", "tpot_ms": "each", "e2e_ms": "whole"}
     parts = [f"{names[name]} {limit:g}" for name, limit in limits.items() if limit]
-    return f"within limits (ms: {', '.join(parts)})"
+    return f"within limits,\nms: {', '.join(parts)}"
 
 
 def _number(value: float | None, digits: int) -> str:
