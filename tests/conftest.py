@@ -23,5 +23,13 @@ def quick_compilation(request):
     """
     quick = not request.module.__name__.startswith("test_models")
     jax.config.update("jax_disable_most_optimizations", quick)
-    yield
+    yield quick
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def optimized(quick_compilation):
+    """The compiler as users have it, for tests that look at compiled programs."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", quick_compilation)

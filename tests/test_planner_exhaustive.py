@@ -75,28 +75,36 @@ def name_of(config):
     return "-".join(str(part) for part in config[:3])
 
 
-def check_all(cases):
+FORMS = [(config, "parallel") for config in CONFIGS] + [
+    (config, "sequential") for config in CONFIGS if config[0] == "jaxsched"
+]
+forms = pytest.mark.parametrize(
+    ("config", "row_walk"), FORMS, ids=[f"{name_of(c)}-{walk}" for c, walk in FORMS]
+)
+
+
+def check_all(cases, row_walk):
     """Streams cases through the comparison; returns how many there were."""
     count = 0
     cases = iter(cases)
     while part := list(itertools.islice(cases, CHUNK)):
-        assert_same_plans(part)
+        assert_same_plans(part, row_walk=row_walk)
         count += len(part)
     return count
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
-def test_every_table_of_two_rows(config):
-    assert check_all(all_cases(config, CHOICES, 2, QUICK_LIMITS)) == 196 * 12
+@forms
+def test_every_table_of_two_rows(config, row_walk):
+    assert check_all(all_cases(config, CHOICES, 2, QUICK_LIMITS), row_walk) == 196 * 12
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
-def test_every_table_of_three_rows(config):
-    assert check_all(all_cases(config, CHOICES, 3, LIMITS)) == 2744 * 24
+@forms
+def test_every_table_of_three_rows(config, row_walk):
+    assert check_all(all_cases(config, CHOICES, 3, LIMITS), row_walk) == 2744 * 24
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
-def test_every_pair_of_the_wide_grid(config):
-    assert check_all(all_cases(config, GRID, 2, GRID_LIMITS)) == 1849 * 60
+@forms
+def test_every_pair_of_the_wide_grid(config, row_walk):
+    assert check_all(all_cases(config, GRID, 2, GRID_LIMITS), row_walk) == 1849 * 60

@@ -106,6 +106,10 @@ class HostPlanner:
       num_rows: R, rows of the table; unused ones stay `Phase.EMPTY`.
       num_points: S, columns of `snapshot_points`.
       num_requested_points: C, columns of `requested_points`.
+
+    Attributes:
+      requests, limits: what is planned, to be written to.
+      compiled: the compiled program, to be looked at.
     """
 
     def __init__(
@@ -123,11 +127,15 @@ class HostPlanner:
             num_points=num_points,
             num_requested_points=num_requested_points,
         )
-        row = Layout.of({name: column[0] for name, column in columns.items()})
+        first = {name: column[0] for name, column in columns.items()}
+        # Scans stay one kernel each as long as the rows that they read are narrow.
+        row = Layout.of({name: at for name, at in first.items() if at.ndim == 0})
+        points = Layout.of({name: at for name, at in first.items() if at.ndim})
         limit_names = [field.name for field in dataclasses.fields(Budget)]
         self._rows = _aligned_zeros(num_rows, row.size)
+        self._points = _aligned_zeros(num_rows, points.size)
         self._limits = np.ones(len(limit_names), np.int32)
-        self.requests = row.views(self._rows)
+        self.requests = row.views(self._rows) | points.views(self._points)
         for name, column in columns.items():
             self.requests[name][...] = column
         self.limits = {
@@ -135,30 +143,32 @@ class HostPlanner:
             for at, name in enumerate(limit_names)
         }
 
-        def table_of(rows: Array) -> RequestTable:
-            return RequestTable(**row.split(rows))
+        def one_row(values: Array) -> RequestTable:
+            no_points = {name: values[:0] for name, _, _ in points.fields}
+            return RequestTable(**row.split(values), **no_points)
 
-        def run(rows: Array, limits: Array) -> dict:
+        def run(rows: Array, all_points: Array, limits: Array) -> dict:
+            table = RequestTable(**row.split(rows), **points.split(all_points))
             budget = Budget(**dict(zip(limit_names, limits, strict=True)))
             if config.row_walk == RowWalk.SEQUENTIAL and config.rules == Rules.JAXSCHED:
-                source = Rows(rows, table_of)
-                return decide(table_of(rows), budget, config, source)._asdict()
-            return _fields(schedule(table_of(rows), budget, config))
+                decisions = decide(table, budget, config, Rows(rows, one_row))
+                return decisions._asdict()
+            return _fields(schedule(table, budget, config))
 
         shapes = [
             jax.ShapeDtypeStruct(array.shape, jnp.int32)
-            for array in (self._rows, self._limits)
+            for array in (self._rows, self._points, self._limits)
         ]
         answer = jax.eval_shape(run, *shapes)
         self._answer = layout = Layout.of(answer)
         self._in_decisions = "rows" in answer
-        self._compiled = (
+        self.compiled = (
             jax.jit(lambda *arrays: layout.join(run(*arrays))).lower(*shapes).compile()
         )
 
     def plan(self) -> Plan:
         """The plan of what the buffers hold, as NumPy arrays."""
         # The buffers may be read in place: the answer is awaited before they change.
-        answer = np.asarray(self._compiled(self._rows, self._limits))
+        answer = np.asarray(self.compiled(self._rows, self._points, self._limits))
         pieces = self._answer.split(answer)
         return plan_of(Decisions(**pieces)) if self._in_decisions else Plan(**pieces)
