@@ -111,18 +111,21 @@ def test_the_number_of_steps_is_watched(policy):
     assert _program(_config(policy), 1024).count(" fusion(") <= most
 
 
-@pytest.mark.parametrize("num_points", [1, 64])
-@pytest.mark.parametrize("choices", [{}, {"encoder_decoder": True}])
-@pytest.mark.parametrize("policy", ["force_chunk", "none"])
-def test_every_scan_of_a_host_plan_is_one_kernel(
-    optimized, policy, choices, num_points
-):
+@pytest.mark.parametrize(
+    ("policy", "choices"),
+    [
+        ("force_chunk", {}),
+        ("force_chunk", {"encoder_decoder": True}),
+        ("none", {"snapshot_mode": "emit"}),
+    ],
+)
+def test_every_scan_of_a_host_plan_is_one_kernel(optimized, policy, choices):
     """A CPU runs a scan that is too large for one kernel a hundred times slower."""
     if jax.default_backend() != "cpu":
         pytest.skip("rows are scanned on a CPU alone")
     config = _config(policy, **choices)
-    program = js.HostPlanner(config, 256, num_points=num_points).compiled.as_text()
+    program = js.HostPlanner(config, 256, num_points=64).compiled.as_text()
     main = program[program.index("ENTRY") :]
     assert _loops(main) == 0
     assert 3 <= main.count(" call(") <= 4
-    assert main.count(" fusion(") <= 30
+    assert main.count(" fusion(") <= 60
