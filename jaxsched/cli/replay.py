@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from jaxsched.cli import replay_pages
 from jaxsched.cli.reading import InputError
 from jaxsched.core.config import ChunkingPolicy, Rules, SnapshotMode
 
@@ -38,6 +39,7 @@ def add_parser(subparsers) -> None:
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument("--requests", metavar="OUT.jsonl", help="one line a request")
     output.add_argument("--plot", metavar="OUT.png", help="a timeline (png, pdf, svg)")
+    replay_pages.add_options(output)
     parser.set_defaults(run=run)
 
 
@@ -153,6 +155,7 @@ def run(args: argparse.Namespace) -> int:
         _check_target(path)
     if args.plot and Path(args.plot).suffix.lower() not in _PICTURES:
         raise InputError(f"{args.plot}: --plot writes {', '.join(_PICTURES)}")
+    replay_pages.check(args, _check_target)
     # Only now: reading the options must not wait for jax.
     from jaxsched.simulation import metrics, replay
 
@@ -171,12 +174,15 @@ def run(args: argparse.Namespace) -> int:
         figure = timeline.draw_timeline(found)
         form = Path(args.plot).suffix.lower().removeprefix(".")
         _write_whole(args.plot, lambda path: figure.savefig(path, format=form))
+    replay_pages.write(args, found, _write_whole)
+    figures = metrics.metrics(found) | replay_pages.goodput_figures(args, found)
     if args.json:
-        print(json.dumps(metrics.metrics(found)))
+        print(json.dumps(figures))
     else:
         from jaxsched.cli import replay_table
 
-        replay_table.print_metrics(metrics.metrics(found), config)
+        replay_table.print_metrics(figures, config)
+        replay_pages.print_goodput(figures)
     return 0
 
 
