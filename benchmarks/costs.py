@@ -38,6 +38,7 @@ _SHARE = {"low": 0.02, "high": 1.0}
 KERNEL = {
     "compute": Coefficient(name="compute", start=0.5, **_SHARE),
     "bandwidth": Coefficient(name="bandwidth", start=0.7, **_SHARE),
+    "stream_bandwidth": Coefficient(name="stream_bandwidth", start=0.5, **_SHARE),
     "floor_us": Coefficient(name="floor_us", start=5, low=0.3, high=60),
     "row_tokens": Coefficient(name="row_tokens", start=100, low=1, high=2000),
     "serial_us": Coefficient(name="serial_us", start=0.05, low=1e-4, high=5),
@@ -100,9 +101,11 @@ def _fit_kernel(points: KernelPoints, seed: int) -> Fit:
             points.flops[mask],
             points.bytes_moved[mask] + rows,
             values.get("compute", 1.0) * points.peak_flops,
-            values["bandwidth"] * points.peak_bytes,
+            values.get("bandwidth", 1.0) * points.peak_bytes,
             floor,
         )
+        stream = values.get("stream_bandwidth", 1.0) * points.peak_bytes
+        spent = spent + points.stream_bytes[mask] * (1e6 / stream)
         serial = values.get("serial_us", 0.0) * points.serial_tokens[mask]
         return np.maximum(spent, floor + serial)
 

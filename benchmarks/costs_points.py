@@ -8,7 +8,6 @@ import numpy as np
 
 from jaxsched.cache.sizing import ElementTypes
 from jaxsched.simulation.costs_models import ModelDescription, describe_model
-from jaxsched.simulation.costs_operators import QUERY_TILE
 from jaxsched.simulation.costs_tables import US_PER_MS, read_rows
 
 _PEAK_FLOPS, _PEAK_BYTES = 989e12, 4.8e12
@@ -54,6 +53,7 @@ class KernelPoints:
     flops: np.ndarray
     bytes_moved: np.ndarray
     time_us: np.ndarray
+    stream_bytes: np.ndarray  # moved while nothing else is done
     row_bytes: np.ndarray  # of a token of context, times the rows
     serial_tokens: np.ndarray  # of the longest sequence
     peak_flops: float = _PEAK_FLOPS
@@ -69,7 +69,10 @@ _FILES = {
 _ROOF = ("compute", "bandwidth", "floor_us")
 KERNELS = {
     "matrix product, both widths >= 1,024": ("gemm", _ROOF),
-    "attention, prefill, >= 512 tokens, >= 8 heads": ("context", _ROOF),
+    "attention, prefill, >= 512 tokens, >= 8 heads": (
+        "context",
+        ("compute", "floor_us", "stream_bandwidth"),
+    ),
     "attention, decode": ("generation", ("bandwidth", "floor_us", "row_tokens")),
     "gated delta net, prefill, >= 64 tokens": (
         "chunk_gated_delta_rule_flashinfer",
@@ -91,8 +94,9 @@ def kernel_points(folder: Path, name: str) -> KernelPoints:
     make = {"gemm": _gemm, "context": _context, "generation": _generation}
     keys, fields = make.get(what, lambda rows: _delta(rows, what))(rows)
     nothing = np.zeros_like(fields["time_us"])
-    defaults = {"flops": nothing, "row_bytes": nothing, "serial_tokens": nothing}
-    return KernelPoints(coefficients=coefficients, keys=keys, **defaults | fields)
+    names = ("flops", "bytes_moved", "stream_bytes", "row_bytes", "serial_tokens")
+    fields = dict.fromkeys(names, nothing) | fields
+    return KernelPoints(coefficients=coefficients, keys=keys, **fields)
 
 
 def _columns(rows: list[dict], *names: str) -> list[np.ndarray]:
@@ -120,7 +124,7 @@ def _context(rows: list[dict]):
     pairs = batch * tokens * (tokens + 1) / 2
     return list(zip(q, kv, dim, strict=True)), {
         "flops": 4 * q * dim * pairs,
-        "bytes_moved": 2 * kv * dim * _B * pairs / QUERY_TILE,
+        "stream_bytes": batch * tokens * (2 * q + 2 * kv) * dim * _B,
         "time_us": ms * US_PER_MS,
     }
 

@@ -97,12 +97,14 @@ def test_a_short_scan_of_one_sequence_takes_its_serial_time():
 
 
 def test_attention_by_hand():
-    # 4 * 8 * 64 = 2,048 FLOPs a pair; keys and values 2 * 2 * 64 * 2 = 512 bytes.
+    # 4 * 8 * 64 = 2,048 FLOPs a pair; keys and values 2 * 2 * 64 * 2 = 512 bytes;
+    # a prefill token moves (2 * 8 + 2 * 2) * 64 * 2 = 2,560 bytes on top.
     pairs = pairs_of_chunk(3000.0, 1000.0)
     assert pairs == 3000 * 1000 + 1000 * 1001 / 2
     load = StepLoad(prefill_tokens=1000.0, token_pairs=pairs, num_chunks=1.0)
     found = times(ONE_ATTENTION, load)
-    assert found["attention_prefill"] == pytest.approx(pairs * 2048 / 1e8)
+    by_hand = pairs * 2048 / 1e8 + 2560 * 1000 / 1e6
+    assert found["attention_prefill"] == pytest.approx(by_hand)
     load = StepLoad(decode_rows=4.0, context_tokens=8000.0)
     assert times(ONE_ATTENTION, load)["attention_decode"] == pytest.approx(
         8000 * 512 / 1e6
@@ -303,3 +305,27 @@ def test_a_config_file_gives_the_model_of_its_name(tmp_path):
     path.write_text(json.dumps(config))
     with pytest.raises(ValueError, match="num_experts_per_tok is missing"):
         describe_model(str(tmp_path))
+
+
+def test_hardware_from_a_file(tmp_path):
+    path = tmp_path / "mine.json"
+    fields = {
+        **{"tflops_16bit": 100.0, "tflops_8bit": 200.0, "memory_tb_s": 1.0},
+        **{"memory_gb": 24.0, "link_gb_s": 30.0, "efficiency": {"step_us": 7.0}},
+    }
+    path.write_text(json.dumps(fields))
+    found = find_hardware(str(path))
+    assert (found.name, found.memory_gb) == ("mine", 24.0)
+    assert found.efficiency == Efficiency(step_us=7.0)
+    for name, value, message in (
+        ("memory_tb_s", "fast", "memory_tb_s must be a number, got 'fast'"),
+        ("memory_tbs", 1.0, "hardware has no field 'memory_tbs'"),
+        ("efficiency", {"gem_us": 1.0}, "efficiency has no field 'gem_us'"),
+    ):
+        path.write_text(json.dumps(fields | {name: value}))
+        with pytest.raises(ValueError, match=f"mine.json: {message}"):
+            find_hardware(str(path))
+    del fields["link_gb_s"]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match="link_gb_s is missing"):
+        find_hardware(str(path))

@@ -182,7 +182,7 @@ def _roofline_us(
         more = rates.attention_row_tokens * loads["decode_rows"]
         read = read + operator.bytes_per_unit * more
     compute = getattr(rates, f"{name}_compute", 0.0)
-    if not operator.flops_per_unit or not compute:
+    if not compute:
         return floor + read * (_US / bandwidth)
     peak = costs.peak_flops
     if operator.kind not in (CostClass.GEMM, CostClass.EXPERTS, CostClass.LM_HEAD):
@@ -191,6 +191,11 @@ def _roofline_us(
     spent = roofline_us(
         operator.flops_per_unit * units, read, compute * peak, bandwidth, floor, xp
     )
+    if operator.kind == CostClass.ATTENTION_PREFILL:
+        # Tiles are loaded and stored before and after their products, not beside.
+        rate = rates.attention_stream_bandwidth * hardware.memory_tb_s * _TERA
+        streamed = operator.stream_bytes * loads["prefill_tokens"]
+        spent = spent + streamed * (_US / rate)
     if operator.kind == CostClass.SCAN:
         longest = loads["prefill_tokens"] / xp.maximum(loads["num_chunks"], 1.0)
         spent = xp.maximum(spent, floor + rates.scan_serial_us * longest)

@@ -4,8 +4,10 @@ Rates are per device. TFLOPS and TB/s are 10**12, GB 10**9; times are microsecon
 """
 
 import dataclasses
+import json
 import math
 import numbers
+from pathlib import Path
 
 
 def _check(name: str, value: object, high: float, above_zero: bool) -> None:
@@ -33,6 +35,7 @@ class Efficiency:
       experts_compute, experts_bandwidth, experts_us: grouped products of experts;
         assumed: like dense ones, at four fifths of the compute.
       attention_compute, attention_bandwidth, attention_us: scores and values.
+      attention_stream_bandwidth: tokens in and out of the prefill's kernel, on top.
       attention_row_tokens: tokens of context that a decode row costs besides its own.
       scan_compute, scan_bandwidth, scan_us: recurrences; fitted to gated delta nets,
         for Mamba-2 assumed alike.
@@ -53,9 +56,10 @@ class Efficiency:
     gemm_bandwidth: float = 0.83
     gemm_us: float = 4.3
     experts_compute: float = 0.64
-    experts_bandwidth: float = 0.75
+    experts_bandwidth: float = 0.83
     experts_us: float = 6.0
-    attention_compute: float = 0.55
+    attention_compute: float = 0.69
+    attention_stream_bandwidth: float = 0.33
     attention_bandwidth: float = 0.88
     attention_us: float = 12.0
     attention_row_tokens: float = 190.0
@@ -174,15 +178,43 @@ HARDWARE = {
 
 
 def find_hardware(name: str) -> Hardware:
-    """A preset by its name, whatever its case.
+    """A preset by its name, whatever its case, or the hardware of a JSON file.
+
+    A file is an object with the fields of `Hardware`; its `efficiency`, an object with
+    fields of `Efficiency`, may leave out what stays as it is.
 
     Raises:
-      ValueError: if there is none of that name.
+      ValueError: if there is no such preset or file, or the file is not right.
     """
     for known, hardware in HARDWARE.items():
         if known.lower() == str(name).lower():
             return hardware
-    raise ValueError(
-        f"hardware must be one of {', '.join(HARDWARE)} (or a Hardware of your own), "
-        f"got {name!r}"
-    )
+    path = Path(name)
+    if not path.is_file():
+        raise ValueError(
+            f"hardware must be one of {', '.join(HARDWARE)} or a JSON file, "
+            f"got {name!r}"
+        )
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(fields, dict):
+            raise ValueError("a hardware must be a JSON object")
+        _check_names("hardware", fields, Hardware)
+        rates = fields.get("efficiency", {})
+        if not isinstance(rates, dict):
+            raise ValueError(f"efficiency must be a JSON object, got {rates!r}")
+        _check_names("efficiency", rates, Efficiency)
+        fields = {"name": path.stem} | fields | {"efficiency": Efficiency(**rates)}
+        for field in dataclasses.fields(Hardware):
+            if field.default is dataclasses.MISSING and field.name not in fields:
+                raise ValueError(f"{field.name} is missing")
+        return Hardware(**fields)
+    except (OSError, ValueError) as wrong:
+        raise ValueError(f"{path}: {wrong}") from wrong
+
+
+def _check_names(what: str, given: dict, kind: type) -> None:
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{what} has no field {name!r}; known: {', '.join(known)}")

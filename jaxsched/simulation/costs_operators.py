@@ -3,7 +3,7 @@
 Formulas per layer, with b bytes an element, w the width of the short convolution:
 
 * attention, H heads of D, K key heads: 4 H D FLOPs a pair of query and key; a decode
-  row reads 2 K D b a token of its context, a prefill tile of 128 queries likewise.
+  row reads 2 K D b a token of its context; a prefill token moves 2 (H + K) D b.
 * Mamba-2, H heads of P, state N, G groups, chunk Q: 2 Q (G N + H P) + 4 H P N FLOPs a
   prefill token, 6 H P N a decode row; a decode row reads and writes its state.
 * gated delta net, chunk C: 2 C (2 dk + dv) + 6 dk dv FLOPs a value head and prefill
@@ -23,9 +23,6 @@ from jaxsched.simulation.costs_models import ModelDescription, ModelFacts
 
 ACTIVATION_BYTES = 2
 """Of an element between layers: bf16, whatever the weights are."""
-
-QUERY_TILE = 128
-"""Queries of a prefill kernel that read keys and values together."""
 
 
 class CostClass(enum.StrEnum):
@@ -68,7 +65,7 @@ class Operator:
       count: kernels of a step.
       when: the load that it works on; without any the kernel does not run.
       flops_per_unit, bytes_per_unit: for one unit of that load.
-      bytes_per_token: for every token of the step, besides.
+      stream_bytes: for a prefill token, moved while nothing else is done.
       fixed_bytes: read once, as weights are.
       shape: (inputs, outputs) of a matrix product on one rank, for measured tables.
       experts: (experts, experts of a token): only touched weights are read.
@@ -79,6 +76,7 @@ class Operator:
     when: str
     flops_per_unit: float = 0.0
     bytes_per_unit: float = 0.0
+    stream_bytes: float = 0.0
     fixed_bytes: float = 0.0
     shape: tuple[int, int] | None = None
     experts: tuple[int, int] | None = None
@@ -197,16 +195,19 @@ class _Maker:
         )
 
     def _scores(
-        self, prefill: float, decode: float, kv_elements: float
+        self, prefill: float, decode: float, kv_elements: float, streamed: float
     ) -> Iterator[Operator]:
-        """Scores and values: FLOPs of a pair in prefill and in decode."""
+        """Scores and values: FLOPs of a pair in prefill and in decode.
+
+        `streamed` is the width of queries, keys, values and results of a token.
+        """
         kv = kv_elements * self._types.bytes_of("kv")
         yield Operator(
             kind=CostClass.ATTENTION_PREFILL,
             count=1,
             when="token_pairs",
             flops_per_unit=prefill / self._ranks,
-            bytes_per_unit=kv / QUERY_TILE,
+            stream_bytes=ACTIVATION_BYTES * streamed,
         )
         yield Operator(
             kind=CostClass.ATTENTION_DECODE,
@@ -234,7 +235,8 @@ class _Maker:
         yield self._gemm(wide, outputs)
         yield self._gemm(queries / self._ranks, hidden)
         yield self._elementwise(2 * (queries + layer.kv_elements))
-        yield from self._scores(4.0 * queries, 4.0 * queries, kv)
+        streamed = 2 * queries / self._ranks + kv
+        yield from self._scores(4.0 * queries, 4.0 * queries, kv, streamed)
 
     def _latent(self, layer: LayerShape) -> Iterator[Operator]:
         heads, hidden = self._facts.num_heads, self._facts.hidden
@@ -248,6 +250,7 @@ class _Maker:
             2.0 * heads * (nope + rope + value),
             2.0 * heads * (2 * rank + rope),
             layer.kv_elements,
+            2 * heads * (nope + rope + value) / self._ranks,
         )
 
     def _recurrent(
