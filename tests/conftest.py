@@ -1,5 +1,6 @@
 """Strict numerics for every test, and the shared-data fixtures."""
 
+import gc
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -25,6 +26,17 @@ def quick_compilation(request):
     jax.config.update("jax_disable_most_optimizations", quick)
     yield quick
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_compiled_programs():
+    """Every compiled program holds memory maps, and a process may have 65,530 of them.
+
+    A worker that keeps the programs of all modules dies in the compiler near the end.
+    """
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture
