@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsched.cache.allocation import make_room
 from jaxsched.cache.hybrid import (
     HybridConfig,
     Prompts,
@@ -88,8 +89,12 @@ def next_uses(requests: list[dict]) -> list[int]:
 
 
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("cache",))
-def serve(cache, tokens, prompt, total, now, next_use, interval, config):
-    """One request from arrival to release; tokens reused, and the cache."""
+def serve(cache, tokens, prompt, total, now, next_use, interval, room, config):
+    """One request from arrival to release; tokens reused, and the cache.
+
+    Afterwards `room` blocks are made free again: what a running request needs is not
+    charged to the budget, and what it leaves behind competes with all the rest.
+    """
     prompts = Prompts(
         tokens=tokens[None, :],
         length=prompt[None],
@@ -115,6 +120,9 @@ def serve(cache, tokens, prompt, total, now, next_use, interval, config):
     )
     cache, _ = commit(cache, step, now, config)
     cache = release(cache, row, config)
+    none = jnp.zeros(config.num_blocks, bool)
+    free = jnp.zeros(config.num_entries, bool)
+    cache = make_room(cache, room, none, free, now, config)
     return cache, cached, match.num_kv_matched_tokens[0]
 
 
@@ -123,11 +131,21 @@ def blocks_of(budget_gb: float, args) -> int:
     return int(budget_gb * 1e9 / (args.kv_bytes * args.block_size))
 
 
+def room_of(requests: list[dict], args) -> int:
+    """Blocks that the longest request and its snapshots need while it runs."""
+    if args.charge_running:
+        return 0
+    longest = max(r["prompt"] + r["output"] for r in requests)
+    pages = -(-args.state_bytes // (args.kv_bytes * args.block_size))
+    points = 3 + (-(-longest // args.interval) if args.interval else 0)
+    return -(-longest // args.block_size) + points * pages
+
+
 def make_config(requests: list[dict], args, policy: str) -> HybridConfig:
     """A shared arena of the byte budget; pages of whole blocks."""
     longest = max(r["prompt"] + r["output"] for r in requests)
     width = -(-longest // args.block_size)
-    num_blocks = blocks_of(max(args.budget_gb), args)
+    num_blocks = blocks_of(max(args.budget_gb), args) + room_of(requests, args)
     pages = -(-args.state_bytes // (args.kv_bytes * args.block_size))
     points = 3 + (-(-longest // args.interval) if args.interval else 0)
     ghosts = args.ghosts
@@ -150,11 +168,15 @@ def make_config(requests: list[dict], args, policy: str) -> HybridConfig:
 
 
 def run_trace(
-    requests: list[dict], config: HybridConfig, interval: int, num_blocks: int
+    requests: list[dict],
+    config: HybridConfig,
+    interval: int,
+    num_blocks: int,
+    room: int,
 ) -> dict:
     """Serves all requests in order with so many blocks; what was reused."""
     runs, uses = token_runs(requests), next_uses(requests)
-    cache = empty_cache(config, num_blocks=num_blocks)
+    cache = empty_cache(config, num_blocks=num_blocks + room)
     length = config.blocks_per_row * config.block_size
     start, hits, kv = time.perf_counter(), [], []
     for at, request in enumerate(requests):
@@ -167,6 +189,7 @@ def run_trace(
             jnp.int32(request["time"]),
             jnp.int32(uses[at]),
             jnp.int32(interval),
+            jnp.int32(room),
             config,
         )
         hits.append(cached)
@@ -192,6 +215,7 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--interval", type=int, default=0)
     parser.add_argument("--ghosts", type=int, default=2048)
+    parser.add_argument("--charge-running", action="store_true")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--policy", action="append")
     args = parser.parse_args()
@@ -200,7 +224,9 @@ def main() -> None:
         config = make_config(requests, args, policy)
         for budget in args.budget_gb:
             blocks = blocks_of(budget, args)
-            result = run_trace(requests, config, args.interval, blocks)
+            result = run_trace(
+                requests, config, args.interval, blocks, room_of(requests, args)
+            )
             print(json.dumps({"policy": policy, "gb": budget, **result}), flush=True)
 
 

@@ -64,6 +64,8 @@ def num_never_used(cache: HybridCache, config: HybridConfig) -> Array:
 def running_fits(cache: HybridCache, cost: Array, config: HybridConfig) -> Array:
     """Whether each and all before it find room, bool[A] of i32[A] blocks."""
     total = jnp.cumsum(cost)
+    if config.is_unlimited:
+        return total <= num_never_used(cache, config)
     room = lax.cond(
         total[-1] <= num_never_used(cache, config),
         lambda: total[-1],
@@ -323,8 +325,10 @@ def take_free(
         return take_slices(compact(free), count, width)
 
     past = cache.blocks.num_blocks
-    fresh = total <= num_never_used(cache, config)
-    ids = lax.cond(fresh, never_used, anywhere)
+    if config.is_unlimited:
+        ids = never_used()
+    else:
+        ids = lax.cond(total <= num_never_used(cache, config), never_used, anywhere)
     highest = jnp.max(jnp.where(ids < past, ids, NO_ID), initial=NO_ID)
     handed_out = jnp.maximum(cache.num_handed_out, highest + 1)
     return cache.replace(num_handed_out=handed_out), ids

@@ -72,7 +72,13 @@ def commit(
     Returns:
       The cache and where each state has to be copied.
     """
-    cache = publish_blocks(cache, step, config)
+    return file_points(publish_blocks(cache, step, config), step, now, config)
+
+
+def file_points(
+    cache: HybridCache, step: Step, now: Array, config: HybridConfig
+) -> tuple[HybridCache, Filed]:
+    """The second half of `commit`, once all full blocks are published."""
     rows = cache.rows
     cache = cache.replace(
         rows=rows.replace(
@@ -208,12 +214,15 @@ def _publish(
     blocks = blocks.replace(
         last_used=blocks.last_used.at[used_now].set(cache.tick, mode="drop")
     )
-    seen = seen_place(entries.key, cache.seen.shape[0])
-    seen = jnp.where(inserted, seen, cache.seen.shape[0])
+    seen = cache.seen
+    if not config.is_unlimited:  # there what was seen is still there
+        at = seen_place(entries.key, seen.shape[0])
+        at = jnp.where(inserted, at, seen.shape[0])
+        seen = seen.at[at].set(seen_mark(entries.key), mode="drop")
     cache = cache.replace(
         blocks=blocks,
         index=put(cache.index, at_place, entries.key, entries.own),
-        seen=cache.seen.at[seen].set(seen_mark(entries.key), mode="drop"),
+        seen=seen,
     )
     return _adopt(cache, entries, canonical, chained, config)
 

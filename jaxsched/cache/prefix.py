@@ -164,6 +164,8 @@ def _match_blocks(
     )
     good = (ids >= 0) & inside & same & (blocks.parent[at] == before)
     good = good.at[:, 0].set(good[:, 0] & root)
+    if config.is_unlimited:
+        return jnp.where(good, ids, NO_ID), jnp.zeros_like(length)
     marks = cache.seen[seen_place(found_keys, cache.seen.shape[0])]
     below = (iota(width)[None, :] + 1) * size < length[:, None]
     known = below & (marks == seen_mark(found_keys))

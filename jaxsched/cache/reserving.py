@@ -196,9 +196,6 @@ def _open_rows(
     """Writes the rows of granted requests; `row` is past the end for the others."""
     rows, states = cache.rows, cache.states
     table, held = joined_tables(match.block_ids, ids, shared, count, config.num_blocks)
-    past = jnp.maximum(match.past_entry, 0)
-    # The session's own tempo goes on with its next answer; a fork's does not.
-    answer = match.continues_answer
 
     def put(field: Array, value: Array) -> Array:
         return field.at[row].set(value, mode="drop")
@@ -214,6 +211,14 @@ def _open_rows(
         lora_id=put(rows.lora_id, prompts.lora_id),
         salt=put(rows.salt, prompts.salt),
         num_prompt_tokens=put(rows.num_prompt_tokens, prompts.length),
+    )
+    cache = cache.replace(rows=rows, blocks=blocks)
+    if config.is_unlimited:  # the rest is for eviction
+        return cache
+    past = jnp.maximum(match.past_entry, 0)
+    # The session's own tempo goes on with its next answer; a fork's does not.
+    answer = match.continues_answer
+    rows = rows.replace(
         branch_point=put(rows.branch_point, match.branch_point),
         past_entry=put(rows.past_entry, match.past_entry),
         last_entry=put(rows.last_entry, match.entry),
@@ -223,4 +228,4 @@ def _open_rows(
         ),
         num_gaps=put(rows.num_gaps, jnp.where(answer, states.num_gaps[past], 0)),
     )
-    return cache.replace(rows=rows, blocks=blocks)
+    return cache.replace(rows=rows)

@@ -126,8 +126,14 @@ def _enter_one(
         # What a hit pins can be what is missing: then nothing would ever run.
         return ~granted & ((tries == 0) | (is_alone & (tries == 1)))
 
-    carry = (run.tables, match, jnp.asarray(False), jnp.int32(0))
-    tables, match, granted, _ = lax.while_loop(again, attempt, carry)
+    if setup.hybrid.is_unlimited:
+        tables, placed = reserve(
+            run.tables, row[None], prompts, match, target[None], now, setup.hybrid
+        )
+        granted = placed.granted[0]
+    else:
+        carry = (run.tables, match, jnp.asarray(False), jnp.int32(0))
+        tables, match, granted, _ = lax.while_loop(again, attempt, carry)
     learned = jnp.where(
         settings.cache.learns_branches,
         jnp.stack([match.branch_point[0], match.ghost_point[0]]),

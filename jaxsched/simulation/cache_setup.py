@@ -17,7 +17,8 @@ from jaxsched.simulation.replay_config import ReplayConfig, ReplayError
 from jaxsched.simulation.workloads import Request, Workload, WorkloadError
 
 _SMALLEST_ROW = 512
-_WIDTHS = 4  # widths at which prompts are looked up, each a quarter of the next
+_NARROWEST = 8192  # tokens of the narrowest width at which prompts are looked up
+_STEP = 4  # each width is so many times the one before
 _PUBLISHED_AT_ONCE = 64
 _NUM_GHOSTS = 2048
 _MAX_BYTES = 12 * 10**9
@@ -194,6 +195,6 @@ def _rough(count: int) -> int:
 def _widths(width: int, block_size: int) -> tuple[int, ...]:
     """Widths of lookups in blocks, ascending up to the whole row."""
     widths = [width]
-    while len(widths) < _WIDTHS and widths[0] * block_size > 4 * _SMALLEST_ROW:
-        widths.insert(0, max(widths[0] // 4, 1))
-    return tuple(dict.fromkeys(widths))
+    while widths[0] * block_size >= _STEP * _NARROWEST:
+        widths.insert(0, widths[0] // _STEP)
+    return tuple(widths)

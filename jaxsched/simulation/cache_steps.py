@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsched.cache.commit import Step, commit, num_unpublished, publish_blocks
+from jaxsched.cache.commit import Step, file_points, num_unpublished, publish_blocks
 from jaxsched.cache.running import grow, release
 from jaxsched.core.config import NO_ID, Phase, SchedulerConfig, SnapshotMode
 from jaxsched.core.masking import iota
@@ -81,11 +81,11 @@ def commit_step(
 
     def work(run: CacheRun) -> tuple[CacheRun, Array]:
         tables = lax.while_loop(
-            lambda tables: pending(tables) > hybrid.max_commit_blocks,
+            lambda tables: pending(tables) > 0,
             lambda tables: publish_blocks(tables, step, hybrid),
             run.tables,
         )
-        tables, filed = commit(tables, step, milliseconds(clock), hybrid)
+        tables, filed = file_points(tables, step, milliseconds(clock), hybrid)
         count = jnp.sum((filed.slot < hybrid.num_slots).astype(jnp.int32))
         known = filed.is_known[run.row] & (points >= 0)
         request = jnp.where(answered & known[:, 0], table.request_id, -1)
