@@ -29,7 +29,8 @@ def draw_jobs(draw, with_holes):
     jobs, at = [], 0
     for _ in range(draw.randint(2, 15)):
         at += draw.choice((0, 0, 1, 3_000, 40_000)) * _PS_PER_NS if jobs else 0
-        prompt = draw.choice((1, 15, 16, 17, 40, 64, 100, 257))
+        # A long one in each: the width of the tables is that of the longest.
+        prompt = draw.choice((1, 15, 16, 17, 40, 64, 100, 257)) if jobs else 257
         job = oracle.Job(
             prompt=prompt, output=draw.choice((1, 2, 7, 30, 70)), arrival=at
         )
@@ -46,10 +47,10 @@ def draw_jobs(draw, with_holes):
     return jobs
 
 
-def draw_options(draw, kind):
+def draw_options(draw, kind, shapes):
     unit = draw.choice((1, 8, 16))
     chosen = {
-        "block_size": draw.choice((1, 16)),
+        "block_size": draw.choice((1, 16)) if shapes == "many" else 16,
         "chunk_unit": unit,
         "max_num_seqs": draw.choice((3, 4)),
         "max_num_batched_tokens": draw.choice((16, 33, 64, 300, 0)),
@@ -61,7 +62,7 @@ def draw_options(draw, kind):
         "save_last": draw.random() < 0.5,
         "prefix_caching": draw.random() < 0.9,
         "draft_tokens": draw.choice((0, 0, 3)),
-        "sequential": draw.random() < 0.2,
+        "sequential": draw.random() < 0.2 and (shapes == "many" or kind == "cut"),
     }
     if chosen["draft_tokens"]:
         chosen["accepted_draft_tokens"] = draw.choice((0, 2, 3))
@@ -119,10 +120,10 @@ def check_against_oracle(found: Replay, jobs, steps):
             assert int(found.arrival[index]) == job.arrival
 
 
-def compare(seed, kind, with_holes):
+def compare(seed, kind, with_holes, shapes="few"):
     draw = random.Random(f"{seed} {kind}")
     jobs = draw_jobs(draw, with_holes)
-    config, options = draw_options(draw, kind)
+    config, options = draw_options(draw, kind, shapes)
     if config.rules == "tensorrt_llm" and 0 < config.max_num_batched_tokens < 20:
         return  # such a budget may block for ever under these rules, as published
     workload = workload_of(jobs)  # the oracle moves arrivals of sequential runs
@@ -165,4 +166,4 @@ def test_a_run_that_cannot_go_on_says_who_waits():
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_random_workloads_agree_with_the_oracle(kind, with_holes):
     for seed in range(1000, 1300):
-        compare(seed, kind, with_holes)
+        compare(seed, kind, with_holes, shapes="many")

@@ -78,8 +78,9 @@ def test_one_line_a_request(trace, tmp_path):
     )
     assert (first["id"], second["id"], third["id"]) == ("a", "b", 3)
     assert first["chunks"] == [64, 128, 192, 200]
-    assert first["snapshots"] == [64, 128, 192]
-    assert second["snapshots"] == [32] and second["chunks"] == [32, 40]
+    # 202: the end of the answer, whose last token is not computed.
+    assert first["snapshots"] == [64, 128, 192, 202]
+    assert second["snapshots"] == [32, 40] and second["chunks"] == [32, 40]
     assert third["finish_reason"] == "cancelled" and third["snapshots"][0] == 33
     assert third["num_output_tokens"] == 0 and third["ttft_ms"] is None
     assert second["finish_reason"] == "length"
@@ -94,7 +95,14 @@ def test_prefix_caching_off_publishes_nothing(trace, tmp_path):
 
 def test_the_cost_line_is_exact(trace, tmp_path):
     costs = ("--step-ms", "2", "--token-us", "7", "--context-ns", "3", "--sequential")
-    _, second, _ = report(tmp_path, trace, *SMALL, *costs, "--snapshot-interval", "0")
+    points = ("--snapshot-interval", "0")
+    _, second, _ = report(tmp_path, trace, *SMALL, *costs, *points)
+    # A chunk up to where the stored prompt goes another way, and one of the rest.
+    first_chunk = 2 + 32 * 0.007 + 32 * 0.000003
+    second_chunk = 2 + 8 * 0.007 + 40 * 0.000003
+    assert second["ttft_ms"] == pytest.approx(first_chunk + second_chunk, rel=1e-15)
+    points = (*points, "--no-branch-snapshots")
+    _, second, _ = report(tmp_path, trace, *SMALL, *costs, *points)
     # One step of 40 tokens that reads its own 40 tokens.
     assert second["ttft_ms"] == 2 + 40 * 0.007 + 40 * 0.000003
 
@@ -110,9 +118,9 @@ def test_other_numbers_compile_nothing_new(trace, monkeypatch, capsys):
     monkeypatch.setattr(replay_loop, "schedule", counted)
     run(trace, *SMALL, "--json")
     before = len(traced)
-    run(trace, "--max-num-seqs", "3", "--block-size", "16", "--token-us", "1", "--json")
-    run(trace, *SMALL, "--snapshot-interval", "7", "--limit", "2", "--json")
-    run(trace, *SMALL, "--rate-scale", "0.5", "--sequential", "--save-last", "--json")
+    run(trace, "--max-num-seqs", "3", "--block-size", "32", "--token-us", "1", "--json")
+    run(trace, *SMALL, "--snapshot-interval", "7", "--no-answer-snapshots", "--json")
+    run(trace, *SMALL, "--rate-scale", "0.5", "--save-last", "--json")
     assert len(traced) == before
     assert len(set(capsys.readouterr().out.splitlines())) == 4
 
@@ -128,8 +136,14 @@ def test_standard_input(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--branch-snapshots"], "--branch-snapshots needs the prefix cache"),
-        (["--answer-snapshots"], "--answer-snapshots needs the prefix cache"),
+        (
+            ["--no-prefix-caching", "--branch-snapshots"],
+            "--branch-snapshots needs the prefix cache",
+        ),
+        (
+            ["--answer-snapshots", "--no-prefix-caching"],
+            "--answer-snapshots needs the prefix cache",
+        ),
         (["--max-num-seqs", "0"], "max_num_seqs must be >= 1, got 0"),
         (["--snapshot-interval", "-4"], "snapshot_interval must be >= 0, got -4"),
         (["--snapshot-from-end", "3,-1"], r"snapshot_from_end\[1\] must be >= 0"),
@@ -160,7 +174,7 @@ def test_options_that_make_no_sense_are_refused(trace, options, message):
 
 
 @pytest.mark.parametrize(
-    "options", [["--kv-blocks", "9"], ["--limit", "0"], ["--snapshot-from-start", "x"]]
+    "options", [["--kv-pages", "9"], ["--limit", "0"], ["--snapshot-from-start", "x"]]
 )
 def test_options_that_do_not_exist_are_refused(trace, options, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -192,6 +192,12 @@ def _config(args: argparse.Namespace):
 
     names = [field.name for field in dataclasses.fields(ReplayConfig)]
     given = {name: getattr(args, name) for name in names}
+    for name in ("branch_snapshots", "answer_snapshots"):
+        if given[name] and given["prefix_caching"] is False:
+            raise InputError(
+                f"--{name.replace('_', '-')} needs the prefix cache: leave out "
+                "--no-prefix-caching"
+            )
     try:
         return ReplayConfig(**{k: v for k, v in given.items() if v is not None})
     except ValueError as wrong:

@@ -17,6 +17,7 @@ from jaxsched.simulation.replay_config import ReplayConfig, ReplayError
 from jaxsched.simulation.workloads import Request, Workload, WorkloadError
 
 _SMALLEST_ROW = 512
+_SMALLEST_POOL = 512
 _NARROWEST = 8192  # tokens of the narrowest width at which prompts are looked up
 _STEP = 4  # each width is so many times the one before
 _PUBLISHED_AT_ONCE = 64
@@ -187,9 +188,10 @@ def _check_memory(
 
 
 def _rough(count: int) -> int:
-    """A count rounded up by an eighth at most: few sizes compile."""
+    """A count rounded up by an eighth, small ones to one size: few sizes compile."""
+    count = max(count, _SMALLEST_POOL)
     step = 1 << max(count.bit_length() - 4, 0)
-    return max(-(-count // step) * step, 1)
+    return -(-count // step) * step
 
 
 def _widths(width: int, block_size: int) -> tuple[int, ...]:
