@@ -10,6 +10,7 @@ import pytest
 
 from jaxsched.cli import replay as command
 from jaxsched.cli.reading import InputError
+from jaxsched.cli.writing import write_whole
 from jaxsched.simulation import replay_loop
 from shared_data import shared_path
 
@@ -222,7 +223,7 @@ def test_half_a_file_is_never_seen(tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(InputError, match="out.jsonl: cannot be written: No space"):
-        command._write_whole(str(target), fails)
+        write_whole(str(target), fails)
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
 

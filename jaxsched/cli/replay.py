@@ -9,13 +9,13 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxsched.cli import replay_pages
 from jaxsched.cli.reading import InputError
+from jaxsched.cli.writing import check_target, write_whole
 from jaxsched.core.config import ChunkingPolicy, Rules, SnapshotMode
 
 _PICTURES = (".png", ".pdf", ".svg")
@@ -152,10 +152,10 @@ def _offsets(text: str) -> tuple[int, ...]:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
     for path in (args.requests, args.plot):
-        _check_target(path)
+        check_target(path)
     if args.plot and Path(args.plot).suffix.lower() not in _PICTURES:
         raise InputError(f"{args.plot}: --plot writes {', '.join(_PICTURES)}")
-    replay_pages.check(args, _check_target)
+    replay_pages.check(args)
     # Only now: reading the options must not wait for jax.
     from jaxsched.simulation import metrics, replay
 
@@ -167,14 +167,14 @@ def run(args: argparse.Namespace) -> int:
     except replay.ReplayError as wrong:
         raise InputError(str(wrong)) from wrong
     if args.requests:
-        _write_whole(args.requests, lambda path: _write_requests(path, found))
+        write_whole(args.requests, lambda path: _write_requests(path, found))
     if args.plot:
         from jaxsched.simulation import timeline
 
         figure = timeline.draw_timeline(found)
         form = Path(args.plot).suffix.lower().removeprefix(".")
-        _write_whole(args.plot, lambda path: figure.savefig(path, format=form))
-    replay_pages.write(args, found, _write_whole)
+        write_whole(args.plot, lambda path: figure.savefig(path, format=form))
+    replay_pages.write(args, found)
     figures = metrics.metrics(found) | replay_pages.goodput_figures(args, found)
     if args.json:
         print(json.dumps(figures))
@@ -233,30 +233,6 @@ def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("replaying", total=total)
         yield lambda ended: bar.update(task, completed=ended)
-
-
-def _check_target(name: str | None) -> None:
-    """Refuses an output that cannot be written before the work is done."""
-    if name is None:
-        return
-    path = Path(name)
-    if path.is_dir():
-        raise InputError(f"{name}: is a folder, a file is to be written")
-    if not path.parent.is_dir():
-        raise InputError(f"{name}: the folder {path.parent} does not exist")
-
-
-def _write_whole(name: str, write: Callable[[Path], None]) -> None:
-    """Writes beside the target and renames: nobody ever sees half a file."""
-    path = Path(name)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    except OSError as wrong:
-        raise InputError(f"{name}: cannot be written: {wrong.strerror}") from wrong
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _write_requests(path: Path, found) -> None:

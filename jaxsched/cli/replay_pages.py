@@ -2,10 +2,10 @@
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from jaxsched.cli.reading import InputError
+from jaxsched.cli.writing import check_target, write_whole
 
 _PICTURES = (".png", ".pdf", ".svg")
 _LIMITS = ("ttft_ms", "tpot_ms")
@@ -29,7 +29,7 @@ def add_options(group) -> None:
         group.add_argument(name, type=float, metavar="MS", help=text)
 
 
-def check(args: argparse.Namespace, check_target: Callable[[str | None], None]) -> None:
+def check(args: argparse.Namespace) -> None:
     """Refuses what could not be written, before the work is done."""
     for path in (args.overview, args.html, args.trace_json):
         check_target(path)
@@ -47,7 +47,7 @@ def limits(args: argparse.Namespace) -> dict[str, float]:
     return {name: limit for name, limit in given.items() if limit is not None}
 
 
-def write(args: argparse.Namespace, run, write_whole: Callable) -> None:
+def write(args: argparse.Namespace, run) -> None:
     """Writes the files that were asked for."""
     if args.overview:
         from jaxsched.simulation.overview import draw_overview

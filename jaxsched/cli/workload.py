@@ -6,14 +6,12 @@ The same kind, parameters and seed always give the same file.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import os
 import sys
-from pathlib import Path
 
 from jaxsched.cli.reading import InputError
+from jaxsched.cli.writing import check_target, write_whole
 
 
 def add_parser(subparsers) -> None:
@@ -65,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.kind is None:
         raise InputError(f"KIND is missing: one of {', '.join(generators.KINDS)}")
     if args.output is not None:
-        _check_target(args.output)
+        check_target(args.output)
     try:
         workload = generators.generate(args.kind, args.seed, **_parameters(args.param))
         if args.rate is not None:
@@ -76,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(str(wrong)) from wrong
     text = "".join(f"{line}\n" for line in lines)
     if args.output is not None:
-        _write_whole(args.output, text)
+        write_whole(args.output, lambda path: path.write_text(text, encoding="utf-8"))
         figures["file"] = args.output
     elif not args.json:
         sys.stdout.write(text)
@@ -125,25 +123,3 @@ def _sentence(figures: dict) -> str:
         f"{100 * figures['reusable_share']:.1f} % can be reused, "
         f"{figures['num_output_tokens']:,} output tokens"
     )
-
-
-def _check_target(name: str) -> None:
-    path = Path(name)
-    if path.is_dir():
-        raise InputError(f"{name}: is a folder, a file is to be written")
-    if not path.parent.is_dir():
-        raise InputError(f"{name}: the folder {path.parent} does not exist")
-
-
-def _write_whole(name: str, text: str) -> None:
-    """Writes beside the target and renames: nobody ever sees half a file."""
-    path = Path(name)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as wrong:
-        raise InputError(f"{name}: cannot be written: {wrong.strerror}") from wrong
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
