@@ -129,6 +129,8 @@ def _first_pins(
     """Idle blocks that each request is the first of its call to pin; i32[A]."""
     blocks, states = cache.blocks, cache.states
     size, order = blocks.num_blocks, iota(wanted.shape[0])
+    if config.is_unlimited:  # what is pinned was never going to be handed out
+        return jnp.zeros_like(order)
     ids = jnp.where(uses, match.block_ids, size)
     ids = jnp.concatenate([ids, jnp.where(wanted, source, size)[:, None]], axis=1)
     rank = jnp.broadcast_to(order[:, None], ids.shape)

@@ -189,7 +189,15 @@ def _why_stalled(
     error = PlanError(int(plan.error))
     if error:
         return f"nothing can run: {error.message}"
-    row = int(np.flatnonzero(np.asarray(table.request_id) >= 0)[0])
+    rows = np.flatnonzero(np.asarray(table.request_id) >= 0)
+    if not len(rows):
+        waits = np.flatnonzero(~np.asarray(state.left_queue)[: len(entering)])
+        request = workload.requests[entering[waits[0]]]
+        return (
+            f"nothing can run: request {request.request_id!r} ({request.where}) waits "
+            f"for room in an empty pool: raise kv_blocks={config.kv_blocks}"
+        )
+    row = int(rows[0])
     request = workload.requests[entering[int(table.request_id[row])]]
     reason = Reason(int(plan.reason[row])).name
     return (
