@@ -78,6 +78,7 @@ def replay(
     workload: Workload,
     config: ReplayConfig,
     progress: Callable[[int], None] | None = None,
+    plan: CachePlan | None = None,
 ) -> Replay:
     """Runs every request of a workload through the scheduler.
 
@@ -89,6 +90,8 @@ def replay(
       workload: what arrives.
       config: the settings.
       progress: called now and then with the number of requests that have ended.
+      plan: sizes of the tables; default those that `planned_sizes` finds. Larger ones
+        change nothing but the time that it takes.
 
     Raises:
       ReplayError: if a count or a time cannot be represented, or if requests wait
@@ -98,7 +101,7 @@ def replay(
     refused = _refused(workload, config)
     entering = np.flatnonzero(~refused)
     check_ranges(workload, config, times, entering)
-    plan = cache_plan(workload, config, entering)
+    plan = plan or cache_plan(workload, config, entering)
     arrivals = arrivals_arrays(workload, config, times, entering, plan)
     settings = run_settings(config, len(entering))
     state = first_state(config, arrivals, workload, plan)
@@ -142,6 +145,17 @@ def replay(
         state.cache,
         plan,
     )
+
+
+def planned_sizes(workload: Workload, config: ReplayConfig) -> CachePlan:
+    """Sizes of the tables of a replay, made once all that it is told is checked.
+
+    Raises:
+      ReplayError: as `replay`.
+    """
+    entering = np.flatnonzero(~_refused(workload, config))
+    check_ranges(workload, config, _arrival_times(workload, config), entering)
+    return cache_plan(workload, config, entering)
 
 
 def _arrival_times(workload: Workload, config: ReplayConfig) -> ArrivalTimes:
