@@ -2,8 +2,8 @@
 
 A call of a compiled function costs a little for every array that goes in and more for
 every array that comes out, and for small tables that is most of the time. So the
-request table travels as one int32 array, the budget as another, the plan as a third,
-and the caller sees named views of them.
+request table travels as one int32 array, its snapshot points as another, the budget as
+a third, the plan as a fourth, and the caller sees named views of them.
 """
 
 import dataclasses
@@ -27,6 +27,8 @@ Array = jax.Array
 
 _ALIGNMENT = 64
 """Bytes; NumPy arrays that start on a multiple of them are not copied on the way in."""
+
+_LIMITS = tuple(field.name for field in dataclasses.fields(Budget))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,17 +83,62 @@ class Layout:
         return jnp.concatenate([piece.astype(jnp.int32).ravel() for piece in pieces])
 
 
-def _fields(value: object) -> dict:
-    return {
-        field.name: getattr(value, field.name) for field in dataclasses.fields(value)
-    }
+class PackedTable:
+    """A request table and its limits as three int32 buffers with named views.
 
+    Args:
+      num_rows: R, rows of the table; unused ones stay `Phase.EMPTY`.
+      num_points: S, columns of `snapshot_points`.
+      num_requested_points: C, columns of `requested_points`.
 
-def _aligned_zeros(*shape: int) -> np.ndarray:
-    size = math.prod(shape) * np.dtype(np.int32).itemsize
-    raw = np.zeros(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].view(np.int32).reshape(shape)
+    Attributes:
+      requests, limits: views of the buffers, to be written to; field names as in
+        `RequestTable` and `Budget`, booleans as 0 or 1.
+      buffers: what is sent: i32[R, fields], i32[R, points], i32[limits].
+    """
+
+    def __init__(self, num_rows: int, num_points: int, num_requested_points: int):
+        columns = request_columns(
+            [],
+            num_rows=num_rows,
+            num_points=num_points,
+            num_requested_points=num_requested_points,
+        )
+        first = {name: column[0] for name, column in columns.items()}
+        # Scans stay one kernel each as long as the rows that they read are narrow.
+        self._row = Layout.of({name: at for name, at in first.items() if at.ndim == 0})
+        self._points = Layout.of({name: at for name, at in first.items() if at.ndim})
+        rows = _aligned_zeros(num_rows, self._row.size)
+        points = _aligned_zeros(num_rows, self._points.size)
+        limits = np.ones(len(_LIMITS), np.int32)
+        self.buffers = (rows, points, limits)
+        self.requests = self._row.views(rows) | self._points.views(points)
+        for name, column in columns.items():
+            self.requests[name][...] = column
+        self.limits = {
+            name: limits[at : at + 1].reshape(()) for at, name in enumerate(_LIMITS)
+        }
+
+    @property
+    def shapes(self) -> list[jax.ShapeDtypeStruct]:
+        """Of the buffers."""
+        return [jax.ShapeDtypeStruct(b.shape, jnp.int32) for b in self.buffers]
+
+    def plan(
+        self, config: SchedulerConfig, rows: Array, points: Array, limits: Array
+    ) -> Decisions | Plan:
+        """What is decided of traced buffers, in the form that needs least work."""
+        row_of, points_of = self._row, self._points
+        table = RequestTable(**row_of.split(rows), **points_of.split(points))
+        budget = Budget(**dict(zip(_LIMITS, limits, strict=True)))
+        if config.row_walk != RowWalk.SEQUENTIAL or config.rules != Rules.JAXSCHED:
+            return schedule(table, budget, config)
+
+        def one_row(values: Array) -> RequestTable:
+            no_points = {name: values[:0] for name, _, _ in points_of.fields}
+            return RequestTable(**row_of.split(values), **no_points)
+
+        return decide(table, budget, config, Rows(rows, one_row))
 
 
 class HostPlanner:
@@ -121,54 +168,36 @@ class HostPlanner:
     ):
         if jax.default_backend() == "cpu":
             config = dataclasses.replace(config, row_walk=RowWalk.SEQUENTIAL)
-        columns = request_columns(
-            [],
-            num_rows=num_rows,
-            num_points=num_points,
-            num_requested_points=num_requested_points,
-        )
-        first = {name: column[0] for name, column in columns.items()}
-        # Scans stay one kernel each as long as the rows that they read are narrow.
-        row = Layout.of({name: at for name, at in first.items() if at.ndim == 0})
-        points = Layout.of({name: at for name, at in first.items() if at.ndim})
-        limit_names = [field.name for field in dataclasses.fields(Budget)]
-        self._rows = _aligned_zeros(num_rows, row.size)
-        self._points = _aligned_zeros(num_rows, points.size)
-        self._limits = np.ones(len(limit_names), np.int32)
-        self.requests = row.views(self._rows) | points.views(self._points)
-        for name, column in columns.items():
-            self.requests[name][...] = column
-        self.limits = {
-            name: self._limits[at : at + 1].reshape(())
-            for at, name in enumerate(limit_names)
-        }
+        packed = PackedTable(num_rows, num_points, num_requested_points)
+        self.requests, self.limits = packed.requests, packed.limits
+        self._buffers = packed.buffers
 
-        def one_row(values: Array) -> RequestTable:
-            no_points = {name: values[:0] for name, _, _ in points.fields}
-            return RequestTable(**row.split(values), **no_points)
+        def run(*buffers: Array) -> dict:
+            found = packed.plan(config, *buffers)
+            return found._asdict() if isinstance(found, Decisions) else fields(found)
 
-        def run(rows: Array, all_points: Array, limits: Array) -> dict:
-            table = RequestTable(**row.split(rows), **points.split(all_points))
-            budget = Budget(**dict(zip(limit_names, limits, strict=True)))
-            if config.row_walk == RowWalk.SEQUENTIAL and config.rules == Rules.JAXSCHED:
-                decisions = decide(table, budget, config, Rows(rows, one_row))
-                return decisions._asdict()
-            return _fields(schedule(table, budget, config))
-
-        shapes = [
-            jax.ShapeDtypeStruct(array.shape, jnp.int32)
-            for array in (self._rows, self._points, self._limits)
-        ]
-        answer = jax.eval_shape(run, *shapes)
+        answer = jax.eval_shape(run, *packed.shapes)
         self._answer = layout = Layout.of(answer)
         self._in_decisions = "rows" in answer
-        self.compiled = (
-            jax.jit(lambda *arrays: layout.join(run(*arrays))).lower(*shapes).compile()
-        )
+        joined = jax.jit(lambda *buffers: layout.join(run(*buffers)))
+        self.compiled = joined.lower(*packed.shapes).compile()
 
     def plan(self) -> Plan:
         """The plan of what the buffers hold, as NumPy arrays."""
         # The buffers may be read in place: the answer is awaited before they change.
-        answer = np.asarray(self.compiled(self._rows, self._points, self._limits))
-        pieces = self._answer.split(answer)
+        pieces = self._answer.split(np.asarray(self.compiled(*self._buffers)))
         return plan_of(Decisions(**pieces)) if self._in_decisions else Plan(**pieces)
+
+
+def fields(value: object) -> dict:
+    """The fields of a dataclass by name."""
+    return {
+        field.name: getattr(value, field.name) for field in dataclasses.fields(value)
+    }
+
+
+def _aligned_zeros(*shape: int) -> np.ndarray:
+    size = math.prod(shape) * np.dtype(np.int32).itemsize
+    raw = np.zeros(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(np.int32).reshape(shape)
