@@ -102,7 +102,7 @@ def test_both_kinds_of_machine_are_in_the_file(exported):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: str(c.snapshot_mode))
 def test_the_layout_of_answers_is_that_of_plans(config):
-    limits = js.budget(max_num_batched_tokens=8)
+    limits = js.budget(max_num_batched_tokens=64)
     plan = js.schedule(js.request_table([], num_rows=4), limits, config)
     assert plan_layout(4, config.num_emit_columns) == Layout.of(fields(plan))
 

@@ -137,6 +137,14 @@ def offsets(text: str) -> tuple[int, ...]:
         ) from None
 
 
+def config_names(options: Mapping[str, object]) -> list[str]:
+    """Those of the options that say how a replay is configured and that were given."""
+    from jaxsched.simulation.replay_config import ReplayConfig
+
+    names = [field.name for field in dataclasses.fields(ReplayConfig)]
+    return [name for name in names if options.get(name) is not None]
+
+
 def config_of(options: Mapping[str, object]):
     """The `ReplayConfig` of options; its own defaults where none is given.
 

@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from jaxsched.simulation.replay_config import ReplayConfig
-
 MAX_POINTS = 100_000
 
 GIVEN = (
@@ -87,25 +85,3 @@ def value_text(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 1000:
         return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def configurations(
-    grid: Grid, base: Mapping[str, object] | None = None
-) -> list[ReplayConfig]:
-    """The configuration of every point.
-
-    Args:
-      grid: of fields of `ReplayConfig`.
-      base: further fields, for all.
-
-    Raises:
-      ValueError: naming the combination and what is wrong with it.
-    """
-    found = []
-    for point in grid.points:
-        try:
-            found.append(ReplayConfig(**{**(base or {}), **grid.fixed, **point}))
-        except ValueError as wrong:
-            where = f"{describe(point)}: " if point else ""
-            raise ValueError(f"{where}{wrong}") from wrong
-    return found
