@@ -79,6 +79,7 @@ def _add_snapshot_options(group) -> None:
             "have been hit (on)",
         ),
         ("--answer-snapshots", "at the end of every answer (on)"),
+        ("--decode-snapshots", "at periodic points that an answer comes past (on)"),
     ):
         group.add_argument(name, action=argparse.BooleanOptionalAction, help=text)
 
@@ -155,7 +156,7 @@ def config_of(options: Mapping[str, object]):
 
     names = [field.name for field in dataclasses.fields(ReplayConfig)]
     given = {name: options.get(name) for name in names}
-    for name in ("branch_snapshots", "answer_snapshots"):
+    for name in ("branch_snapshots", "answer_snapshots", "decode_snapshots"):
         if given[name] and given["prefix_caching"] is False:
             raise InputError(
                 f"--{name.replace('_', '-')} needs the prefix cache: leave out "
