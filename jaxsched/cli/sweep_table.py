@@ -38,6 +38,7 @@ def print_sweep(
       advice: see `advise`.
     """
     console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, _WIDTH)
     front = {index for one in advice for index in one.front}
     taken = {one.row["index"] for one in advice}
     shown = [row for row in rows if "error" not in row]
@@ -63,7 +64,7 @@ def print_sweep(
         style = "bold" if index in taken else "" if index in front else "dim"
         options = (value_text(row["options"][option]) for option in grid.varied)
         table.add_row(*options, *_cells(row["figures"]), mark, style=style)
-    console.print(table, width=max(console.width, _WIDTH))
+    console.print(table)
     for one in advice:
         given = f"{describe(one.given)}: " if one.given else ""
         console.print(Text(f"{given}take {one.reason}"))

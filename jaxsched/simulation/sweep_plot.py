@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
@@ -92,9 +93,8 @@ def _draw_front(
         on_front = np.array([row["index"] in front for row in members])
         axes.scatter(
             *(hits, times, sizes),
-            facecolors=[colour if on else "none" for on in on_front],
+            facecolors=[to_rgba(colour, 0.65 if on else 0.0) for on in on_front],
             edgecolors=colour,
-            alpha=0.65,
             linewidths=0.9,
             label=name or None,
         )
@@ -105,7 +105,7 @@ def _draw_front(
             **{"marker": "+", "markersize": 13, "color": INK, "linestyle": "none"},
         )
     _style(axes, "Pareto front", "token hit rate", "TTFT p90, ms")
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     _scale_times(axes, [row["figures"][TTFT] for row in rows])
     note = "filled: on the front; +: recommended; the larger, the more snapshots"
     axes.text(0, -0.2, note, transform=axes.transAxes, fontsize=7, color=MUTED)
@@ -143,7 +143,7 @@ def _draw_map(
             **{"ha": "center", "va": "center", "fontsize": 7, "color": INK},
             weight="bold" if taken else "normal",
         )
-    axes.imshow(hits, aspect="auto", cmap="YlGnBu", alpha=0.55)
+    axes.imshow(hits, aspect="auto", cmap="YlGnBu", alpha=0.4)
     title = "hit rate and TTFT p90"
     _style(axes, title, across.replace("_", "-"), down.replace("_", "-"))
     axes.grid(visible=False)
@@ -190,7 +190,7 @@ def _draw_memory(
     _style(axes, "hits by memory", name.replace("_", "-"), "token hit rate")
     axes.set_xticks(range(len(values)), shown)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
     if others:
         axes.legend(frameon=False, fontsize=7, labelcolor=MUTED)
 
