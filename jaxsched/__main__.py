@@ -4,10 +4,20 @@ import argparse
 import os
 import sys
 
-from jaxsched.cli import costs, export, plan, replay, size, sweep, verify, workload
+from jaxsched.cli import (
+    costs,
+    export,
+    generate,
+    plan,
+    replay,
+    size,
+    sweep,
+    verify,
+    workload,
+)
 from jaxsched.cli.reading import InputError
 
-_COMMANDS = (costs, export, plan, replay, size, sweep, verify, workload)
+_COMMANDS = (costs, export, generate, plan, replay, size, sweep, verify, workload)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -44,6 +44,7 @@ class Candidate:
     top_k: Array  # i32[]
     top_p: Array  # f32[]
     seed: Array  # u32[]
+    reads: Array  # bool[]  reuses what is cached, and is kept for others
 
 
 def admit(
@@ -72,7 +73,7 @@ def admit(
         length=candidate.num_prompt_tokens[None],
         lora_id=jnp.full(1, NO_ID, jnp.int32),
         salt=jnp.zeros(1, jnp.int32),
-        reads=jnp.full(1, config.prefix_caching),
+        reads=candidate.reads[None] & config.prefix_caching,
     )
     match = lookup(cache, prompts, hybrid)
     whole = candidate.num_prompt_tokens + candidate.max_new_tokens

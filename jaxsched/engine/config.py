@@ -3,8 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 
+import jax
+
 from jaxsched.cache.eviction import Eviction
 from jaxsched.cache.hybrid_types import HybridConfig
+from jaxsched.cache.selection import Selection
 from jaxsched.core.build import budget, budget_limits
 from jaxsched.core.config import SchedulerConfig, SnapshotMode
 from jaxsched.core.host import check_count, check_counts, check_flag
@@ -13,6 +16,7 @@ from jaxsched.scheduling.snapshots import SnapshotRules, snapshot_rules
 
 CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict")
 _LEARNED = 2  # branch and ghost point of a row
+_SELECTION = {"cpu": Selection.HALVING}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,4 +197,5 @@ class EngineConfig:
             num_ghosts=max(256, self.max_num_seqs * self.num_filed),
             num_seen=2**12,
             eviction=self.eviction,
+            selection=_SELECTION.get(jax.default_backend(), Selection.SORT),
         )

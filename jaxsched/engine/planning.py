@@ -70,26 +70,32 @@ def make_room(
         cache, _ = grow(state.cache, target, now, hybrid)
         return state.replace(cache=cache)
 
-    def short(carry: tuple) -> Array:
-        state, _ = carry
+    def is_short(state: EngineState) -> Array:
         living = jnp.sum((state.table.phase != Phase.EMPTY).astype(jnp.int32))
         lacking = jnp.any(decodes(state) & (room_of(config, state) < 1))
         return lacking & (living > 1)
 
-    def preempt(carry: tuple) -> tuple:
-        state, preempted = carry
+    def last_row(state: EngineState) -> Array:
         living = state.table.phase != Phase.EMPTY
         order = by_urgency(state.table)
-        last = order[jnp.sum(living.astype(jnp.int32)) - 1]
-        chosen = iota(size) == last
-        state = leave(config, state, chosen)
-        return grown(state, jnp.int32(1)), preempted | chosen
+        return iota(size) == order[jnp.sum(living.astype(jnp.int32)) - 1]
 
-    # First what everybody needs, so that looking ahead takes nothing from anybody.
-    state = grown(state, jnp.int32(1))
-    carry = (state, jnp.zeros(size, bool))
-    state, preempted = lax.while_loop(short, preempt, carry)
-    return grown(state, num_steps), preempted
+    def again(carry: tuple) -> Array:
+        state, _, round, steps = carry
+        return (round == 0) | is_short(state) | (steps < num_steps)
+
+    def body(carry: tuple) -> tuple:
+        state, preempted, round, steps = carry
+        # First what everybody needs, so that looking ahead takes nothing from anybody.
+        preempts = (round > 0) & is_short(state)
+        steps = jnp.where((round > 0) & ~preempts, num_steps, 1)
+        gone = last_row(state) & preempts
+        state = grown(leave(config, state, gone), steps)
+        return state, preempted | gone, round + 1, steps
+
+    carry = (state, jnp.zeros(size, bool), jnp.int32(0), jnp.int32(0))
+    state, preempted, _, _ = lax.while_loop(again, body, carry)
+    return state, preempted
 
 
 def plan_step(model: ModelStep, config: EngineConfig, state: EngineState) -> Plan:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxsched.core.config import MAX_COUNT, NO_ID
-from jaxsched.core.host import check_count, check_counts
+from jaxsched.core.host import check_count, check_counts, check_flag
 from jaxsched.engine.admission import Candidate
 from jaxsched.engine.config import EngineConfig
 
@@ -73,6 +73,7 @@ class RequestRecord:
     stop_tokens: tuple[int, ...]
     snapshot_points: tuple[int, ...]
     priority: int
+    use_cache: bool
     output: list[int] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None
     num_admissions: int = 0
@@ -103,6 +104,7 @@ def check_request(
     stop_tokens: Sequence[int],
     snapshot_points: Sequence[int],
     priority: int,
+    use_cache: bool,
     request_id: int,
 ) -> RequestRecord:
     """A record of a request that can be served.
@@ -151,6 +153,7 @@ def check_request(
         stop_tokens=tuple(stop_tokens),
         snapshot_points=tuple(points),
         priority=priority,
+        use_cache=check_flag("use_cache", use_cache),
     )
 
 
@@ -171,6 +174,7 @@ def candidate_of(config: EngineConfig, record: RequestRecord) -> Candidate:
         top_k=np.int32(drawing.top_k),
         top_p=np.float32(drawing.top_p),
         seed=np.uint32(drawing.seed),
+        reads=np.bool_(record.use_cache),
     )
 
 

@@ -119,6 +119,7 @@ class Engine:
         stop_tokens: Sequence[int] = (),
         snapshot_points: Sequence[int] = (),
         priority: int = 0,
+        use_cache: bool = True,
     ) -> int:
         """Queues a request; returns the id that its outputs carry.
 
@@ -129,6 +130,7 @@ class Engine:
           stop_tokens: the answer ends with the first of them.
           snapshot_points: positions of the prompt whose states are kept for others.
           priority: larger is more urgent; equals are served as submitted.
+          use_cache: False: it reuses nothing, and nothing of it is kept.
 
         Raises:
           ValueError: naming the field and the value, if it could never be served.
@@ -142,6 +144,7 @@ class Engine:
             stop_tokens,
             snapshot_points,
             priority,
+            use_cache,
             request_id=len(self.records),
         )
         self.records[record.request_id] = record
