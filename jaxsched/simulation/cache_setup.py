@@ -144,7 +144,7 @@ def _num_snapshots(
     interval, count = config.snapshot_interval, 0
     for request in requests:
         length = request.num_prompt_tokens
-        if config.capacity_policy == "max_utilization":
+        if config.decode_snapshots or config.capacity_policy == "max_utilization":
             length += request.max_new_tokens  # recomputed answers are cut as well
         count += length // interval if interval else 0
         count += extra + len(request.snapshot_points)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsched.cache.hybrid_types import HybridCache, HybridConfig, empty_cache
+from jaxsched.cache.prefix import MissReason
 from jaxsched.core.config import NO_ID
 
 Array = jax.Array
@@ -83,17 +84,24 @@ class CacheSettings:
     reads: Array  # bool[]  prompts reuse what is there, and publish
     learns_branches: Array  # bool[]
     files_answers: Array  # bool[]
+    decode_interval: Array  # i32[]  tokens between points that answers file at; 0: none
     whole_batches: Array  # bool[]  requests enter only when nothing runs
 
 
 def cache_settings(
-    *, reads: bool, learns_branches: bool, files_answers: bool, whole_batches: bool
+    *,
+    reads: bool,
+    learns_branches: bool,
+    files_answers: bool,
+    decode_interval: int,
+    whole_batches: bool,
 ) -> CacheSettings:
-    """`CacheSettings` of Python booleans."""
+    """`CacheSettings` of Python values."""
     return CacheSettings(
         reads=jnp.asarray(reads),
         learns_branches=jnp.asarray(learns_branches and reads),
         files_answers=jnp.asarray(files_answers and reads),
+        decode_interval=jnp.int32(decode_interval if reads else 0),
         whole_batches=jnp.asarray(whole_batches),
     )
 
@@ -116,12 +124,15 @@ def first_run(
     """
     hybrid = setup.hybrid
     length = hybrid.blocks_per_row * hybrid.block_size
+    notes = np.zeros((num_requests, len(CacheColumn)), np.int32)
+    # Where nobody is looked up, with prefix caching off, nothing is there.
+    notes[:, CacheColumn.MISS_REASON] = MissReason.NO_PREFIX
     return CacheRun(
         tables=empty_cache(hybrid, num_blocks=num_blocks, num_snapshots=num_snapshots),
         tokens=jnp.zeros((hybrid.num_rows, length), jnp.int32),
         row=jnp.zeros(num_rows, jnp.int32),
         learned=jnp.full((num_rows, 2), NO_ID, jnp.int32),
-        notes=jnp.asarray(np.zeros((num_requests, len(CacheColumn)), np.int32)),
+        notes=jnp.asarray(notes),
         is_closed=jnp.asarray(False),
         num_filed_snapshots=jnp.int32(0),
     )

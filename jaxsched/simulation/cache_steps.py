@@ -14,7 +14,7 @@ from jaxsched.core.masking import iota
 from jaxsched.core.plan import Plan
 from jaxsched.core.requests import RequestTable
 from jaxsched.simulation.cache_state import CacheColumn, CacheRun, CacheSetup
-from jaxsched.simulation.replay_clock import Ticks, milliseconds
+from jaxsched.simulation.replay_clock import MAX_JUMP, Ticks, milliseconds
 from jaxsched.simulation.replay_state import (
     Arrivals,
     ReplayState,
@@ -32,6 +32,23 @@ def plan_points(plan: Plan, config: SchedulerConfig) -> Array:
         return last
     inner = jnp.where(plan.prefill_mask[:, None], plan.emit_points, NO_ID)
     return jnp.concatenate([last, inner], axis=1)
+
+
+def steps_to_point(settings: Settings, position: Array, rate: Array) -> Array:
+    """Steps of `rate` tokens until the next periodic point is reached; i32[R]."""
+    interval = settings.cache.decode_interval
+    left = interval - position % jnp.maximum(interval, 1)
+    steps = (left + rate - 1) // jnp.maximum(rate, 1)
+    return jnp.where((interval > 0) & (rate > 0), steps, MAX_JUMP)
+
+
+def passed_points(settings: Settings, after: RequestTable, plan: Plan) -> Array:
+    """Periodic points that decodes stand on after a step, NO_ID where none; i32[R]."""
+    interval = settings.cache.decode_interval
+    position = after.num_computed_tokens
+    on = plan.decode_mask & (interval > 0)
+    on &= position % jnp.maximum(interval, 1) == 0
+    return jnp.where(on, position, NO_ID)
 
 
 def commit_step(

@@ -142,6 +142,7 @@ def cache_metrics(run: Replay) -> dict[str, object]:
         },
         "num_snapshots_filed": run.num_filed_snapshots,
         "num_answer_snapshots": int(np.sum(answers > 0)),
+        "num_decode_snapshots": len(run.passed_point),
         "num_evicted_blocks": run.num_evicted_blocks,
         "num_evicted_snapshots": run.num_evicted_snapshots,
         "num_preemptions": int(run.note(CacheColumn.NUM_PREEMPTIONS).sum()),
@@ -211,14 +212,18 @@ def request_report(run: Replay) -> Iterator[dict[str, object]]:
     """One dict a request, in order of arrival, ready for JSON.
 
     `snapshots` are the positions that it stood on and at which the cache has had a
-    state from then on, the end of its answer included. What was matched is as of its
-    first admission; a request that was never admitted has the reason None.
+    state from then on, the end of its answer included; `answer_points` are the
+    periodic ones inside its answer. What was matched is as of its first admission; a
+    request that was never admitted has the reason None.
     """
     order = np.argsort(run.chunk_request, kind="stable")
     size = len(run.workload.requests)
     bounds = np.searchsorted(run.chunk_request[order], np.arange(size + 1))
     first, whole = ttft_ms(run), e2e_ms(run)
     notes = run.notes.tolist()
+    passed: list[set[int]] = [set() for _ in range(size)]
+    for request, point in zip(run.passed_request, run.passed_point, strict=True):
+        passed[request].add(int(point))
     for index, request in enumerate(run.workload.requests):
         mine = order[bounds[index] : bounds[index + 1]]
         note, filed = notes[index], run.chunk_filed[mine]
@@ -234,6 +239,7 @@ def request_report(run: Replay) -> Iterator[dict[str, object]]:
             "num_state_matched_tokens": note[CacheColumn.NUM_STATE_MATCHED_TOKENS],
             "miss_reason": reason if entered else None,
             "snapshots": sorted(points),
+            "answer_points": sorted(passed[index]),
             "chunks": run.chunk_end[mine].tolist(),
             "num_preemptions": note[CacheColumn.NUM_PREEMPTIONS],
             "num_output_tokens": int(run.num_output_tokens[index]),

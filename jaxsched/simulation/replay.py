@@ -64,6 +64,8 @@ class Replay:
     chunk_end: np.ndarray  # i64[K]
     chunk_points: np.ndarray  # i64[K, 1 + E]  points landed on, NO_ID padded
     chunk_filed: np.ndarray  # i64[K, F]  of those, the ones the cache has now
+    passed_request: np.ndarray  # i64[P]  states that decodes left behind: whose
+    passed_point: np.ndarray  # i64[P]  and at which position of its answer
     notes: np.ndarray  # i64[N, CacheColumn]
     num_evicted_blocks: int
     num_evicted_snapshots: int
@@ -250,6 +252,8 @@ def _collect(
     if config.sequential and len(entering):
         arrival[entering[1:]] = finish[entering[:-1]]
     entries = np.concatenate(chunks)
+    passed = entries[entries[:, ChunkColumn.START] < 0]
+    entries = entries[entries[:, ChunkColumn.START] >= 0]
     notes = np.zeros((size, len(CacheColumn)), np.int64)
     notes[entering] = np.asarray(cache.notes)[: len(entering)]
     filed = plan.setup.hybrid.num_points
@@ -280,6 +284,8 @@ def _collect(
         chunk_end=entries[:, ChunkColumn.END],
         chunk_points=entries[:, ChunkColumn.SNAPSHOT_POINT : -filed],
         chunk_filed=entries[:, -filed:],
+        passed_request=entering[passed[:, ChunkColumn.REQUEST]],
+        passed_point=passed[:, -filed],
         notes=notes,
         num_evicted_blocks=int(cache.tables.num_evicted_blocks),
         num_evicted_snapshots=int(cache.tables.num_evicted_snapshots),

@@ -118,6 +118,7 @@ def run_settings(config: ReplayConfig, num_requests: int) -> Settings:
             reads=config.prefix_caching,
             learns_branches=config.branch_snapshots,
             files_answers=config.answer_snapshots,
+            decode_interval=config.snapshot_interval * config.decode_snapshots,
             whole_batches=config.capacity_policy == "static_batch",
         ),
         num_draft_tokens=jnp.int32(config.draft_tokens),

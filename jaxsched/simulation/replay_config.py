@@ -53,6 +53,8 @@ class ReplayConfig:
         was that would be hit had it not been evicted: a system prompt costs two
         requests, whatever its length.
       answer_snapshots: also at the end of every answer: the next turn starts there.
+      decode_snapshots: also at the periodic points that an answer comes past: every
+        decode stands on each position once.
       kv_blocks: of the pool; 0: unlimited.
       state_slots: snapshots kept at a time; 0: unlimited. The states of the requests
         that run come on top.
@@ -91,6 +93,7 @@ class ReplayConfig:
     prefix_caching: bool = True
     branch_snapshots: bool = True
     answer_snapshots: bool = True
+    decode_snapshots: bool = True
     kv_blocks: int = 0
     state_slots: int = 0
     pages_per_snapshot: int = 0
@@ -223,7 +226,7 @@ class ReplayConfig:
 
 _FLAGS = (
     *("save_last", "prefix_caching", "sequential"),
-    *("branch_snapshots", "answer_snapshots"),
+    *("branch_snapshots", "answer_snapshots", "decode_snapshots"),
 )
 _COSTS = (
     ("step_ms", PS_PER_MS, _MAX_BASE_PS),

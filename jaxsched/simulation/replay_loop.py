@@ -22,8 +22,10 @@ from jaxsched.simulation.cache_state import CacheColumn, CacheRun, CacheSetup
 from jaxsched.simulation.cache_steps import (
     commit_step,
     make_space,
+    passed_points,
     plan_points,
     room_of,
+    steps_to_point,
 )
 from jaxsched.simulation.replay_clock import (
     MAX_JUMP,
@@ -128,11 +130,14 @@ def _step(
         num_draft_tokens=jnp.zeros_like(rate),
     )
     points = plan_points(plan, config)
+    passed = passed_points(settings, after, plan)
+    points = points.at[:, 0].max(passed)
     run, filed = state.cache, jnp.zeros(points.shape, bool)
     if setup.is_used:
         run, filed = commit_step(settings, run, after, points, clock, setup)
     state = _log_step(state, plan, repeats, duration)
-    state = _log_chunks(state, table, plan, points, filed)
+    is_kept = plan.decode_mask & filed[:, 0] & (passed >= 0)
+    state = _log_chunks(state, table, plan, points, filed, is_kept)
     is_first = plan.is_last_chunk & ~less(state.first_token, never())
     return state.replace(
         table=after,
@@ -170,6 +175,9 @@ def _stretch(
 
     left = table.max_new_tokens - table.num_output_tokens
     steps_left = (left + rate - 1) // jnp.maximum(rate, 1)
+    if setup.is_used:
+        done = table.num_computed_tokens
+        steps_left = jnp.minimum(steps_left, steps_to_point(settings, done, rate))
     if setup.grows:
         steps_left = jnp.minimum(steps_left, room_of(settings, state, setup))
     limit = jnp.min(jnp.where(plan.decode_mask, steps_left, MAX_JUMP))
@@ -199,14 +207,23 @@ def _log_step(
 
 
 def _log_chunks(
-    state: ReplayState, table: RequestTable, plan: Plan, points: Array, filed: Array
+    state: ReplayState,
+    table: RequestTable,
+    plan: Plan,
+    points: Array,
+    filed: Array,
+    is_kept: Array,
 ) -> ReplayState:
-    """Appends an entry for every chunk of a prompt; points and filed are [R, F]."""
-    mask = plan.prefill_mask
+    """Appends an entry for every chunk of a prompt; points and filed are [R, F].
+
+    And one that starts nowhere for each decode whose state was kept: bool[R].
+    """
+    mask = plan.prefill_mask | is_kept
     start = table.num_computed_tokens
     columns = (
         *(jnp.broadcast_to(state.num_step_entries, mask.shape), table.request_id),
-        *(start, start + plan.num_scheduled_tokens, plan.snapshot_point),
+        *(jnp.where(is_kept, NO_ID, start), start + plan.num_scheduled_tokens),
+        plan.snapshot_point,
     )
     kept = jnp.where(filed, points, NO_ID)
     entries = jnp.concatenate(

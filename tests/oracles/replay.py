@@ -61,6 +61,7 @@ class Options:
     accepted_draft_tokens: int = 0
     branch_snapshots: bool = True
     answer_snapshots: bool = True
+    decode_snapshots: bool = True
     kv_blocks: int = 0
     state_slots: int = 0
     capacity_policy: str = "guaranteed_no_evict"
@@ -91,8 +92,8 @@ class NoCache:
         """Gives decodes the blocks of their next step; the rows that lost theirs."""
         return []
 
-    def commit(self, rows, landed):
-        """Rows after a step, and the points that each of them stood on."""
+    def commit(self, rows, landed, passed):
+        """Rows after a step, the points that prefills and decodes stood on."""
 
 
 def run(jobs, options, cache=None):
@@ -271,7 +272,7 @@ def _cost(case, answer, options):
 
 
 def _carry_out(rows, case, answer, options, clock, cache):
-    accepted, stood_on = [], []
+    accepted, stood_on, passed = [], [], []
     for index, row in enumerate(case.rows):
         kept = min(answer.num_draft_tokens[index], options.accepted_draft_tokens)
         accepted.append(min(kept, row.max_new_tokens - row.num_output_tokens - 1))
@@ -279,6 +280,7 @@ def _carry_out(rows, case, answer, options, clock, cache):
     moved = []
     for index, (job, _) in enumerate(rows):
         stood_on.append([])
+        passed.append([])
         if answer.prefill_mask[index]:
             job.chunks.append(after.rows[index].num_computed_tokens)
             landed = [answer.snapshot_point[index], *answer.emit_points[index]]
@@ -286,6 +288,16 @@ def _carry_out(rows, case, answer, options, clock, cache):
             job.snapshots += sorted(stood_on[index])
             if answer.is_last_chunk[index] and job.first_token is None:
                 job.first_token = clock
+        elif answer.decode_mask[index]:
+            passed[index] = _passed(after.rows[index], options)
         moved.append((job, after.rows[index]))
-    cache.commit(moved, stood_on)
+    cache.commit(moved, stood_on, passed)
     return moved
+
+
+def _passed(row, options):
+    """A periodic point on which a decode stands now."""
+    interval = options.snapshot_interval * options.decode_snapshots
+    if not options.prefix_caching or not interval:
+        return []
+    return [row.num_computed_tokens] * (row.num_computed_tokens % interval == 0)
