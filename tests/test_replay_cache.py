@@ -61,5 +61,7 @@ def test_what_a_hit_pins_is_no_charge_on_an_unlimited_pool(tmp_path):
             "segments": [["u", 450], ["answer:a", 20], ["v", 9]],
         },
     ]
-    jobs, _ = compare(lines, tmp_path / "lines.jsonl", block_size=16)
+    chosen = {"block_size": 16, "chunk_unit": 16, "snapshot_interval": 0}
+    chosen |= {"max_num_batched_tokens": 300, "max_num_seqs": 4, "save_last": True}
+    jobs, _ = compare(lines, tmp_path / "lines.jsonl", **chosen)
     assert jobs[1].report["num_cached_tokens"] == 469
